@@ -1,0 +1,8 @@
+"""Run the command line by ``python -m aioenvs``."""
+
+import sys
+
+from aioenvs.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,448 @@
+"""The asynchronous faces: many envs, every command a coroutine."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from tensordict import TensorDictBase
+
+from aioenvs.batched.config import BatchConfig
+from aioenvs.batched.described import Described
+from aioenvs.batched.exchange import Exchange, Rows, Values
+from aioenvs.batched.requests import check_size, reset_arguments, rows_of
+from aioenvs.batched.results import Results, keep_others
+from aioenvs.batched.signature import Signature
+from aioenvs.engine.host import Outcome
+from aioenvs.engine.inline import InlinePool
+from aioenvs.engine.pool import Pool
+from aioenvs.engine.seeding import seed_chain
+from aioenvs.engine.workers import Timeouts, WorkerPool
+from aioenvs.errors import AioEnvsError, ClosedError
+from aioenvs.rollout import RolloutOptions, Steps, rollout
+
+__all__ = ["AsyncBatchedEnv", "AsyncParallelEnv", "AsyncSerialEnv"]
+
+
+class AsyncBatchedEnv(Described):
+    """Many envs behind coroutines; see `AsyncParallelEnv` and `AsyncSerialEnv`.
+
+    It belongs to the event loop in which it is started. An env does one thing at a time: a second request while one
+    is pending raises `ConcurrencyError`.
+    """
+
+    def __init__(self, config: BatchConfig, device: torch.device | str | int | None) -> None:
+        self._pool: Pool | None = None
+        self._config = config
+        self.device = None if device is None else torch.device(device)
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the workers and build the envs. Any other command does so when it is the first.
+
+        Cancelling it ends the workers that were started; it can then be started again.
+
+        Raises:
+            RuntimeError: If it is started already.
+            WorkerStartError: If a factory raised, hung (`start_timeout`) or ended its process.
+            SpecMismatchError: If the envs do not have the same spaces.
+        """
+        if self._pool is not None:
+            raise AioEnvsError(f"{self!r} is started already")
+        pool = self._pool = self._make_pool()
+        try:
+            await pool.start()
+            signature = Signature.of(pool.metadata, pool.num_envs, self.device)
+        except BaseException:
+            self._pool = None
+            raise
+        self._known_signature = signature
+        self._exchange = Exchange(pool)
+        self._results = Results(self.batch_size, self.device)
+
+    def _make_pool(self) -> Pool:
+        config = self._config
+        if config.backend == "serial":
+            return InlinePool(config.factories, config.kwargs)
+        return WorkerPool(
+            config.groups,
+            config.factories,
+            config.kwargs,
+            start_method=config.start_method,
+            timeouts=config.timeouts,
+        )
+
+    async def _started(self) -> Pool:
+        if self._pool is None:
+            await self.start()
+        pool = self._pool
+        if pool is None or not hasattr(pool, "layout"):
+            raise AioEnvsError(f"{self!r} is being started or closed by another task; await that first")
+        return pool
+
+    async def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close all envs and end the workers, within `close_timeout`, whatever state they are in.
+
+        Cancelling it kills the workers at once; they are gone when it returns. The next command starts new ones.
+
+        Raises:
+            ClosedError: If it is closed already, unless `raise_if_closed` is False.
+        """
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.close()
+        elif raise_if_closed:
+            raise ClosedError(f"{self!r} is closed already, or was never started")
+
+    async def __aenter__(self) -> Self:
+        if self._pool is None:
+            await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(raise_if_closed=False)
+
+    def __del__(self) -> None:
+        if getattr(self, "_pool", None) is not None:
+            warnings.warn(f"{self!r} was never closed", ResourceWarning, source=self, stacklevel=2)
+            self._discard()
+
+    def _discard(self) -> None:
+        """Give everything back at once, without waiting; for envs that were forgotten."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.discard()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether there are no envs now: not started yet, or closed."""
+        return self._pool is None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return self._pool.pids if self._pool is not None else ()
+
+    @property
+    def _signature(self) -> Signature:
+        if self._pool is None or not hasattr(self, "_known_signature"):
+            raise AioEnvsError(f"the specs of {self!r} are known once it is started: await start() first")
+        return self._known_signature
+
+    def __repr__(self) -> str:
+        state = "closed" if self._pool is None else "open"
+        hosts = f"num_processes={self.num_processes}, " if self.num_processes else ""
+        return f"<{type(self).__name__} num_workers={self.num_workers}, {hosts}{state}>"
+
+    # -- commands ---------------------------------------------------------------------------------------
+
+    async def set_seed(self, seed: int | None, static_seed: bool = False) -> int:
+        """Seed all envs; each uses its seed at its next reset.
+
+        Cancelling it leaves open which envs have got their seed.
+
+        Args:
+            seed: The first env's seed, from which the others follow (`aioenvs.engine.seeding`); None to draw one.
+            static_seed: Give the same seed to all.
+
+        Returns:
+            The next seed of the chain; `seed` itself if static.
+        """
+        pool = await self._started()
+        seeds, following = seed_chain(seed, self.num_workers, static=static_seed)
+        chosen = pool.everything
+        await pool.hold(chosen, "set_seed")
+        try:
+            await pool.seed(chosen, dict(enumerate(seeds)))
+        finally:
+            pool.release(chosen)
+        return following
+
+    async def reset(
+        self,
+        td: TensorDictBase | None = None,
+        *,
+        list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> TensorDictBase:
+        """Begin new episodes, in all envs or in those that a mask names.
+
+        Cancelling it leaves open which envs were reset; those that still work on it are waited for by the next
+        request, and what they answer is dropped.
+
+        Args:
+            td: Of shape `batch_size`. If it holds `_reset` (bool, `(N, 1)` or `(N,)`), only those envs are reset, and
+                the others keep their values: those in `td`, else the latest known.
+            list_of_kwargs: For each env, what its own `reset` gets besides `kwargs`.
+            **kwargs: What each env's `reset` gets. `seed` is the first env's seed, from which the others follow.
+
+        Returns:
+            Observations, `done`, `terminated`, `truncated`, and the other entries of `td`.
+
+        Raises:
+            RuntimeError: If `td` or `list_of_kwargs` has the wrong size.
+            ValueError: If the mask has the wrong shape.
+        """
+        rows = None
+        if td is not None:
+            check_size(td, self.batch_size)
+            rows = rows_of(td, "_reset")
+        if td is not None and rows is not None and not len(rows):
+            return td.exclude("_reset")
+        arguments = reset_arguments(self.num_workers, list_of_kwargs, kwargs)
+        pool = await self._started()
+        chosen = pool.everything if rows is None else pool.select(rows.tolist())
+        if rows is not None:
+            arguments = {env: arguments[env] for env in chosen.indices if env in arguments}
+        await pool.hold(chosen, "reset")
+        try:
+            outcome = await pool.reset(chosen, arguments)
+            self._exchange.after_reset(rows, outcome.objects)
+            values = self._exchange.latest()
+        finally:
+            pool.release(chosen)
+        return self._results.after_reset(td, rows, values)
+
+    async def step(self, td: TensorDictBase) -> TensorDictBase:
+        """Take one step in all envs, or in those that a mask names.
+
+        Cancelling it, or running into `step_timeout`, leaves the envs that still work on it *draining*: the next
+        request for them waits until they have answered, and that answer is dropped.
+
+        Args:
+            td: Of shape `batch_size`, with the actions. If it holds `_step` (bool, `(N,)` or `(N, 1)`), only those
+                envs step; in the others `next` repeats the root's observations and flags, and the reward is 0.
+
+        Returns:
+            The same `td`, with `next`: observations, `reward` `(N, 1)` float32, `done`, `terminated` and `truncated`
+            `(N, 1)` bool.
+
+        Raises:
+            RuntimeError: If `td` has the wrong size.
+            SpecMismatchError: If an action is missing or does not fit its spec. No env was stepped then.
+            ConcurrencyError: If an env is busy with another request.
+            WorkerDiedError: If a worker died; the others' envs remain usable.
+            Exception: Whatever an env raised, with its index and the worker's traceback as a note. The others have
+                stepped; the failed one needs a reset.
+        """
+        rows, following, _ = await self._advance(td, maybe_reset=False)
+        self._results.set_next(td, following)
+        return td
+
+    async def step_and_maybe_reset(self, td: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        """Take one step, and reset the envs whose episode ended, in the same round trip.
+
+        Args, errors and cancelling are those of `step`.
+
+        Returns:
+            `td` with `next`, which holds the true final observations, and the root for the next step.
+        """
+        rows, following, outcome = await self._advance(td, maybe_reset=True)
+        self._results.set_next(td, following)
+        root = self._exchange.root_result(following, outcome.objects, rows)
+        return td, self._results.next_root(td, root)
+
+    async def _advance(self, td: TensorDictBase, *, maybe_reset: bool) -> tuple[Rows, Values, Outcome]:
+        check_size(td, self.batch_size)
+        rows = rows_of(td, "_step")
+        pool = await self._started()
+        exchange = self._exchange
+        if rows is not None and not len(rows):
+            return rows, keep_others(td, rows, exchange.step_result(rows, {})), Outcome()
+        actions = exchange.check_actions(td)
+        chosen = pool.everything if rows is None else pool.select(rows.tolist())
+        await pool.hold(chosen, "step_and_maybe_reset" if maybe_reset else "step")
+        try:
+            loose = exchange.write_actions(actions, rows)
+            try:
+                outcome = await pool.step(chosen, loose, maybe_reset=maybe_reset)
+            except BaseException:
+                exchange.step_failed(rows, maybe_reset=maybe_reset)
+                raise
+            following = exchange.step_result(rows, outcome.objects)
+        finally:
+            pool.release(chosen)
+        return rows, following if rows is None else keep_others(td, rows, following), outcome
+
+    async def rand_step(self, td: TensorDictBase | None = None) -> TensorDictBase:
+        """Take one step with random actions; see `step`."""
+        if self._pool is None:
+            await self.start()
+        return await self.step(self.rand_action(td))
+
+    async def rollout(
+        self,
+        max_steps: int,
+        policy: Callable[..., Any] | None = None,
+        callback: Callable[[Any, TensorDictBase], Any] | None = None,
+        *,
+        auto_reset: bool = True,
+        break_when_any_done: bool = True,
+        break_when_all_done: bool = False,
+        return_contiguous: bool = True,
+        tensordict: TensorDictBase | None = None,
+        set_truncated: bool = False,
+        out: TensorDictBase | None = None,
+        auto_cast_to_device: bool = False,
+    ) -> TensorDictBase:
+        """Step the envs with a policy and stack what came of it.
+
+        Cancelling it leaves the envs as cancelling `step` does.
+
+        Args:
+            max_steps: At most so many steps; exactly so many if neither break flag is set, since finished envs then
+                begin anew.
+            policy: What chooses the actions, None for random ones; see `aioenvs.rollout.as_policy`. It may be a
+                coroutine function.
+            callback: Called after each step with the env and the step's TensorDict.
+            auto_reset: Reset first; else `tensordict` is the beginning.
+            break_when_any_done: Stop when the first episode ends.
+            break_when_all_done: Stop when every env has finished; the finished ones repeat their last row.
+            return_contiguous: Stack into one tensor per key, else lazily.
+            tensordict: The beginning, or the argument of the reset.
+            set_truncated: Mark the last step as truncated where it is not done.
+            out: Where to stack into.
+            auto_cast_to_device: Bring the data to the policy's device, and the actions back.
+
+        Returns:
+            A TensorDict of shape `(N, T)` whose last dim is named "time".
+
+        Raises:
+            TypeError: If both break flags are set.
+        """
+        if self._pool is None:
+            await self.start()
+        steps = self._rollout_steps(
+            max_steps,
+            policy,
+            callback,
+            auto_reset=auto_reset,
+            break_when_any_done=break_when_any_done,
+            break_when_all_done=break_when_all_done,
+            return_contiguous=return_contiguous,
+            tensordict=tensordict,
+            set_truncated=set_truncated,
+            out=out,
+            auto_cast_to_device=auto_cast_to_device,
+        )
+        result = None
+        try:
+            while True:
+                result = await steps.send(result)
+        except StopIteration as stop:
+            stacked: TensorDictBase = stop.value
+            return stacked
+
+    def _rollout_steps(
+        self,
+        max_steps: int,
+        policy: Callable[..., Any] | None,
+        callback: Callable[[Any, TensorDictBase], Any] | None,
+        *,
+        tensordict: TensorDictBase | None = None,
+        out: TensorDictBase | None = None,
+        **options: Any,
+    ) -> Steps:
+        return rollout(self, RolloutOptions(max_steps, **options), policy, callback, tensordict, out)
+
+    def _random_objects(self) -> dict[Any, Any]:
+        return self._exchange.random_objects() if self._pool is not None else {}
+
+
+class AsyncParallelEnv(AsyncBatchedEnv):
+    """Many envs in worker processes, stepped from an event loop.
+
+    Args:
+        num_workers: How many envs.
+        create_env_fn: What makes an env: a Gymnasium id, an `EnvSpec`, or a callable that returns a `gymnasium.Env`
+            (lambdas and local functions too); or a list with one of these for each env.
+        create_env_kwargs: Keyword arguments for the callable or for `gymnasium.make`: a dict, or one for each env.
+        num_processes: How many processes host the envs, each an equal share; as many as there are cores, at most one
+            per env, if None. Envs that wait rather than compute want one process each.
+        backend: "process", or "serial" to run the envs right in the event loop's thread.
+        device: Where results go; None leaves them on the CPU and the TensorDicts without a device.
+        mp_start_method: "forkserver" (default: workers are forked from a small clean process), "spawn" (a fresh
+            interpreter for each) or "fork" (a copy of this process, whose factories then need not be pickled).
+        step_timeout: Seconds that a command may take, None for as long as it likes.
+        start_timeout: Seconds that a worker may take to build its envs.
+        close_timeout: Seconds that the envs may take to close, before their processes are killed.
+
+    >>> import asyncio
+    >>> async def main():
+    ...     async with AsyncParallelEnv(4, "CartPole-v1", num_processes=2) as env:
+    ...         td = await env.reset(seed=0)
+    ...         td, following = await env.step_and_maybe_reset(env.rand_action(td))
+    ...         return td["next", "reward"].shape, following["observation"].shape
+    >>> asyncio.run(main())
+    (torch.Size([4, 1]), torch.Size([4, 4]))
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        create_env_fn: Any,
+        *,
+        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        num_processes: int | None = None,
+        backend: str = "process",
+        device: torch.device | str | int | None = None,
+        mp_start_method: str | None = None,
+        step_timeout: float | None = None,
+        start_timeout: float | None = 60.0,
+        close_timeout: float = 5.0,
+    ) -> None:
+        config = BatchConfig.of(
+            num_workers,
+            create_env_fn,
+            create_env_kwargs=create_env_kwargs,
+            num_processes=num_processes,
+            backend=backend,
+            mp_start_method=mp_start_method,
+            timeouts=Timeouts(start=start_timeout, step=step_timeout, close=close_timeout),
+        )
+        super().__init__(config, device)
+
+
+class AsyncSerialEnv(AsyncBatchedEnv):
+    """The same envs without processes, one after the other in the event loop's thread.
+
+    For envs that are quicker than a message to another process, for debugging, and as the reference for results.
+    Its coroutines never suspend.
+
+    Args:
+        num_workers: How many envs.
+        create_env_fn: As for `AsyncParallelEnv`.
+        create_env_kwargs: As for `AsyncParallelEnv`.
+        device: As for `AsyncParallelEnv`.
+
+    >>> import asyncio
+    >>> async def main():
+    ...     async with AsyncSerialEnv(2, "CartPole-v1") as env:
+    ...         return (await env.rollout(5, break_when_any_done=False)).batch_size
+    >>> asyncio.run(main())
+    torch.Size([2, 5])
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        create_env_fn: Any,
+        *,
+        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        config = BatchConfig.of(
+            num_workers,
+            create_env_fn,
+            create_env_kwargs=create_env_kwargs,
+            num_processes=None,
+            backend="serial",
+            mp_start_method=None,
+            timeouts=Timeouts(),
+        )
+        super().__init__(config, device)

@@ -1,0 +1,201 @@
+"""What a batched env was asked to be: the arguments, checked. Pure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aioenvs.engine.workers import Timeouts
+
+__all__ = ["BatchConfig", "available_cores"]
+
+BACKENDS = ("process", "serial")
+START_METHODS = ("forkserver", "spawn", "fork")
+ENV_METHODS = ("reset", "step")
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """Checked arguments of a batched env.
+
+    Attributes:
+        factories: One per env: a callable, a Gymnasium id or an `EnvSpec`.
+        kwargs: Keyword arguments for each factory.
+        groups: The envs of each process.
+    """
+
+    factories: tuple[Any, ...]
+    kwargs: tuple[Mapping[str, Any], ...]
+    groups: tuple[tuple[int, ...], ...]
+    backend: str
+    start_method: str
+    timeouts: Timeouts
+
+    @classmethod
+    def of(
+        cls,
+        num_workers: int,
+        create_env_fn: Any,
+        *,
+        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+        num_processes: int | None,
+        backend: str,
+        mp_start_method: str | None,
+        timeouts: Timeouts,
+    ) -> BatchConfig:
+        """Check the arguments of a batched env.
+
+        Raises:
+            TypeError: If a factory is an env, or anything else that cannot make one.
+            ValueError: If a number or a name is out of range.
+            RuntimeError: If a list has another length than there are envs.
+            NotImplementedError: For worker processes on Windows.
+        """
+        _check_count("num_workers", num_workers)
+        return cls(
+            factories=_factories(num_workers, create_env_fn),
+            kwargs=_kwargs(num_workers, create_env_kwargs),
+            groups=_groups(num_workers, num_processes),
+            backend=_choice("backend", backend, BACKENDS),
+            start_method=_start_method(backend, mp_start_method),
+            timeouts=_check_timeouts(timeouts),
+        )
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if not 1 <= value <= 65535:
+        raise ValueError(f"{name} must be between 1 and 65535, got {value}")
+
+
+def _check_timeouts(timeouts: Timeouts) -> Timeouts:
+    for name, value in (("start", timeouts.start), ("step", timeouts.step), ("close", timeouts.close)):
+        if value is None and name != "close":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ValueError(f"{name}_timeout must be a positive number of seconds, got {value!r}")
+    return timeouts
+
+
+def _choice(name: str, value: str, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    return value
+
+
+def _start_method(backend: str, method: str | None) -> str:
+    if backend != "process":
+        if method is not None:
+            raise TypeError(f"mp_start_method={method!r} has no meaning for envs that run in this process")
+        return ""
+    if sys.platform == "win32":
+        raise NotImplementedError(
+            "worker processes need Linux or macOS; on Windows use SerialEnv or AsyncSerialEnv, or WSL"
+        )
+    return _choice("mp_start_method", START_METHODS[0] if method is None else method, START_METHODS)
+
+
+def _factories(num_workers: int, create_env_fn: Any) -> tuple[Any, ...]:
+    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
+        if len(create_env_fn) != num_workers:
+            raise RuntimeError(
+                f"num_workers is {num_workers}, but create_env_fn is a list of {len(create_env_fn)}; give one "
+                "factory for all, or one for each"
+            )
+        return tuple(_factory(fn) for fn in create_env_fn)
+    return (_factory(create_env_fn),) * num_workers
+
+
+def _factory(fn: Any) -> Any:
+    if all(callable(getattr(fn, method, None)) for method in ENV_METHODS) and not isinstance(fn, type):
+        raise TypeError(
+            f"create_env_fn must make an env, but {fn!r} is one; every worker needs an env of its own: "
+            "give a function that returns it, such as lambda: ..."
+        )
+    if isinstance(fn, str):
+        return _registered(fn)
+    if callable(fn) or type(fn).__name__ == "EnvSpec":
+        return fn
+    raise TypeError(f"create_env_fn must be a callable, a Gymnasium id, or a list of those, got {fn!r}")
+
+
+def _registered(env_id: str) -> Any:
+    """Look an id up in this process, where the user may have registered it, so that workers need not know it."""
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise ImportError(
+            f"the id {env_id!r} needs Gymnasium, which is not installed: pip install 'aioenvs[gym]'"
+        ) from error
+    return gymnasium.spec(env_id)
+
+
+def _kwargs(num_workers: int, given: Any) -> tuple[Mapping[str, Any], ...]:
+    if given is None:
+        return ({},) * num_workers
+    if isinstance(given, Mapping):
+        return (dict(given),) * num_workers
+    if len(given) != num_workers:
+        raise RuntimeError(
+            f"num_workers is {num_workers}, but create_env_kwargs is a list of {len(given)}; give one dict for "
+            "all, or one for each"
+        )
+    return tuple(dict(kwargs) for kwargs in given)
+
+
+def _groups(num_workers: int, num_processes: int | None) -> tuple[tuple[int, ...], ...]:
+    if num_processes is None:
+        num_processes = min(num_workers, available_cores())
+    _check_count("num_processes", num_processes)
+    if num_processes > num_workers:
+        raise ValueError(
+            f"num_processes is {num_processes}, more than the {num_workers} envs there are to host"
+        )
+    bounds = [num_workers * process // num_processes for process in range(num_processes + 1)]
+    return tuple(tuple(range(low, high)) for low, high in zip(bounds, bounds[1:], strict=False))
+
+
+def available_cores() -> int:
+    """Cores that this process may use: its affinity and, on Linux, its cgroup's CPU quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cgroup_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+    return max(1, min(cores, int(quota) if quota is not None else cores))
+
+
+def _cgroup_quota(root: Path, membership: Path) -> float | None:
+    """Cores granted by the quota of cgroup v2, or of v1, whichever the system has."""
+    try:
+        path = next(
+            (line.split("::", 1)[1].strip("/\n") for line in membership.open() if line.startswith("0::")), ""
+        )
+    except OSError:
+        return None
+    quotas = [
+        _v2_quota(folder / "cpu.max")
+        for folder in (root / path, *(root / path).parents)
+        if root in (folder, *folder.parents)
+    ]
+    quotas.append(_v1_quota(root / "cpu"))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _v2_quota(file: Path) -> float | None:
+    try:
+        quota, period = file.read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _v1_quota(folder: Path) -> float | None:
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        period = int((folder / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 else None

@@ -1,0 +1,240 @@
+"""Between the pool's arrays and TensorDicts: what a request carries in, and what a result carries out.
+
+Nothing that leaves here looks into the shared block: a whole region is copied once, as bytes, and its tensors
+are views of that copy; some rows are copied leaf by leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import NonTensorData, NonTensorStack, TensorDictBase
+
+from aioenvs.engine.layout import Arrays, Key
+from aioenvs.engine.metadata import ACTION, DONE_KEYS, NEXT, REWARD_KEY, ROOT
+from aioenvs.engine.pool import Pool
+from aioenvs.engine.spaces import Objects, integer_range
+from aioenvs.errors import SpecMismatchError
+
+__all__ = ["Exchange", "Rows", "Values", "nest", "stack_objects"]
+
+Rows = NDArray[np.intp] | None  # None means all of them
+Values = dict[Key, Any]
+
+
+class Exchange:
+    """Reads and writes the rows of one pool.
+
+    Besides the arrays it knows each env's latest values: those of its last step, or of a reset that came later.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.num_envs = pool.num_envs
+        self._arrays = pool.arrays
+        self._objects = pool.metadata.objects
+        self._action_bounds = {
+            key: integer_range(space) for key, space in pool.metadata.spaces[ACTION].items()
+        }
+        self._random = {key: pool.metadata.spaces[ACTION][key] for key in self._objects[ACTION]}
+        self._packed = {region: _Packed(pool, region) for region in (NEXT, ROOT)}
+        self._from_root = np.ones(pool.num_envs, np.bool_)
+        self._latest_objects: list[Objects] = [{} for _ in range(pool.num_envs)]
+        self.root_keys: tuple[Key, ...] = (*pool.metadata.spaces[ROOT], *DONE_KEYS)
+
+    # -- in ---------------------------------------------------------------------------------------------
+
+    def check_actions(self, td: TensorDictBase) -> Values:
+        """The whole batch of actions, checked; nothing is written yet.
+
+        Raises:
+            SpecMismatchError: If a key is missing, or a value has the wrong shape, dtype, device or range.
+        """
+        values: Values = {}
+        for key, target in self._arrays[ACTION].items():
+            value = td.get(_path(key), None)
+            if not isinstance(value, torch.Tensor):
+                raise _missing(td, key, value)
+            if value.shape != target.shape:
+                raise _mismatch(key, f"shape {target.shape}", f"shape {tuple(value.shape)}")
+            if value.device.type != "cpu":
+                raise _mismatch(key, "a tensor on the cpu", f"one on {value.device}")
+            array = value.detach().numpy()
+            if array.dtype != target.dtype:
+                raise _mismatch(key, f"dtype {target.dtype}", f"dtype {array.dtype}")
+            self._check_range(key, array)
+            values[key] = array
+        for key in self._objects[ACTION]:
+            values[key] = self._object_list(td, key)
+        return values
+
+    def _check_range(self, key: Key, array: NDArray[Any]) -> None:
+        bounds = self._action_bounds[key]
+        if bounds is not None and array.size:
+            low, high = bounds
+            outside = (array < low) | (array >= high)
+            if outside.any():
+                env = int(np.argwhere(outside)[0][0])
+                raise _mismatch(
+                    key, f"integers from {np.min(low)} to {np.max(high) - 1}", f"{array[env]!r} for env {env}"
+                )
+
+    def _object_list(self, td: TensorDictBase, key: Key) -> list[Any]:
+        value = td.get(_path(key), None)
+        if value is None or isinstance(value, torch.Tensor):
+            raise _missing(td, key, value)
+        objects = value if isinstance(value, list) else value.tolist()
+        if not isinstance(objects, list) or len(objects) != self.num_envs:
+            raise _mismatch(key, f"{self.num_envs} values, one per env", repr(objects))
+        return objects
+
+    def write_actions(self, values: Values, rows: Rows) -> dict[int, Objects] | None:
+        """Store checked actions; returns those without a fixed shape, by env."""
+        for key, target in self._arrays[ACTION].items():
+            if rows is None:
+                target[...] = values[key]
+            else:
+                target[rows] = values[key][rows]
+        loose = self._objects[ACTION]
+        if not loose:
+            return None
+        return {env: {key: values[key][env] for key in loose} for env in self._indices(rows)}
+
+    # -- out --------------------------------------------------------------------------------------------
+
+    def after_reset(self, rows: Rows, objects: Mapping[int, Mapping[str, Objects]]) -> None:
+        """Note that these envs were reset."""
+        self._from_root[slice(None) if rows is None else rows] = True
+        for env, regions in objects.items():
+            self._latest_objects[env] = dict(regions[ROOT])
+
+    def step_result(self, rows: Rows, objects: Mapping[int, Mapping[str, Objects]]) -> Values:
+        """The outcome of a step, by key; rows that were not stepped hold their latest values and no reward."""
+        for env, regions in objects.items():
+            self._latest_objects[env] = dict(regions[NEXT])
+        if rows is None:
+            self._from_root[:] = False
+            values = self._packed[NEXT].read()
+        else:
+            self._from_root[rows] = False
+            values = self.latest()
+            reward = np.zeros_like(self._arrays[NEXT][REWARD_KEY])
+            reward[rows] = self._arrays[NEXT][REWARD_KEY][rows]
+            values[REWARD_KEY] = reward
+        return self._with_objects(values)
+
+    def step_failed(self, rows: Rows, *, maybe_reset: bool) -> None:
+        """Note a step whose outcome was not delivered: some envs raised, the others did step."""
+        chosen = slice(None) if rows is None else rows
+        done = self._arrays[NEXT][DONE_KEYS[0]].reshape(-1)[chosen]
+        self._from_root[chosen] = done if maybe_reset else False
+
+    def root_result(
+        self, following: Values, objects: Mapping[int, Mapping[str, Objects]], stepped: Rows
+    ) -> Values:
+        """The root of the next step: what came of the last one, except where the env was reset since."""
+        finished = following[("done",)].reshape(-1)
+        if stepped is not None:
+            chosen = np.zeros_like(finished)
+            chosen[stepped] = finished[stepped]
+            finished = chosen
+        rows = np.flatnonzero(finished)
+        root = {key: following[key] for key in self.root_keys}
+        if len(rows):
+            self.after_reset(rows, {env: objects[env] for env in rows.tolist() if env in objects})
+            for key, source in self._arrays[ROOT].items():
+                root[key] = _replaced(root[key], rows, source)
+        return self._with_objects(root)
+
+    def latest(self) -> Values:
+        """What is known of every env: the values after its last step or reset."""
+        mask = self._from_root
+        if mask.all():
+            return self._with_objects(self._packed[ROOT].read())
+        values = self._packed[NEXT].read()
+        values.pop(REWARD_KEY)
+        rows = np.flatnonzero(mask)
+        if len(rows):
+            for key, source in self._arrays[ROOT].items():
+                values[key] = _replaced(values[key], rows, source)
+        return self._with_objects(values)
+
+    def _with_objects(self, values: Values) -> Values:
+        for key in self._objects[ROOT]:
+            values[key] = [objects.get(key) for objects in self._latest_objects]
+        return values
+
+    def _indices(self, rows: Rows) -> Iterable[int]:
+        return range(self.num_envs) if rows is None else rows.tolist()
+
+    def random_objects(self) -> dict[Any, NonTensorStack]:
+        """Samples of the action spaces without a fixed shape, from generators seeded by torch's."""
+        for space in self._random.values():
+            space.seed(int(torch.randint(2**31, ())))
+        return {
+            _path(key): stack_objects([space.sample() for _ in range(self.num_envs)])
+            for key, space in self._random.items()
+        }
+
+
+class _Packed:
+    """Copies a region as one run of bytes, by a plan that is made once."""
+
+    def __init__(self, pool: Pool, region: str) -> None:
+        place = pool.layout.regions[region]
+        count = pool.num_envs
+        whole = next(iter(pool.arrays[region].values()))
+        self._source = _bytes_behind(whole)[place.offset : place.offset + place.nbytes]
+        self._plan = [
+            (item.leaf.key, (count, *item.leaf.shape), np.dtype(item.leaf.dtype), item.offset)
+            for item in place.places
+        ]
+
+    def read(self) -> Values:
+        copy = self._source.copy()
+        return {key: np.ndarray(shape, dtype, copy, offset) for key, shape, dtype, offset in self._plan}
+
+
+def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return np.frombuffer(base, np.uint8)
+
+
+def _replaced(values: NDArray[Any], rows: NDArray[np.intp], source: NDArray[Any]) -> NDArray[Any]:
+    copy = values.copy()
+    copy[rows] = source[rows]
+    return copy
+
+
+def nest(values: Values) -> dict[str, Any]:
+    """Turn `{("a", "b"): array}` into `{"a": {"b": tensor}}`."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        branch = nested
+        for name in key[:-1]:
+            branch = branch.setdefault(name, {})
+        branch[key[-1]] = torch.from_numpy(value) if isinstance(value, np.ndarray) else stack_objects(value)
+    return nested
+
+
+def stack_objects(values: Sequence[Any]) -> NonTensorStack:
+    """Arbitrary objects as one entry of a TensorDict, one per env."""
+    return NonTensorStack(*[NonTensorData(value) for value in values])
+
+
+def _path(key: Key) -> Any:
+    return key[0] if len(key) == 1 else key
+
+
+def _missing(td: TensorDictBase, key: Key, value: Any) -> SpecMismatchError:
+    found = f"the keys {sorted(map(str, td.keys(True, True)))!r}" if value is None else type(value).__name__
+    return _mismatch(key, "a value for every env", found)
+
+
+def _mismatch(key: Key, expected: str, found: str) -> SpecMismatchError:
+    return SpecMismatchError(f"action {_path(key)!r}: expected {expected}, found {found}; no env was stepped")

@@ -1,0 +1,94 @@
+"""The asyncio side of one worker's pipe: requests out, replies matched to the futures that await them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+
+from aioenvs.engine.protocol import Decoder, Frame, Opcode, encode, next_sequence
+from aioenvs.errors import ProtocolError, WorkerError
+
+__all__ = ["Channel"]
+
+Answered = Callable[[Collection[int]], None]
+
+
+class Channel(asyncio.Protocol):
+    """Frames to and from one worker.
+
+    Args:
+        generation: Which worker in the history of its envs this is; replies of another one are dropped.
+        answered: Called with the envs of a request when its reply arrives, whether anybody still awaits it.
+    """
+
+    def __init__(self, generation: int, answered: Answered) -> None:
+        self.lost: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._generation = generation
+        self._answered = answered
+        self._sequence = 0
+        self._pending: dict[int, tuple[asyncio.Future[Frame], Collection[int]]] = {}
+        self._decoder = Decoder()
+        self._transport: asyncio.Transport | None = None
+        self._failure: WorkerError | None = None
+        self._broken: ProtocolError | None = None
+
+    def request(
+        self, opcode: Opcode, envs: Collection[int], positions: Sequence[int] = (), body: bytes = b""
+    ) -> asyncio.Future[Frame]:
+        """Send a request and return the future of its reply.
+
+        Cancelling the future abandons the request: its reply will be dropped when it comes.
+
+        Raises:
+            ProtocolError: If the body is too large.
+            WorkerError: If the worker is known to be gone.
+        """
+        if self._failure is not None:
+            raise self._failure.again()
+        sequence = next_sequence(self._sequence)
+        data = encode(Frame(opcode, sequence, self._generation, positions, body))
+        self._sequence = sequence
+        future: asyncio.Future[Frame] = self.lost.get_loop().create_future()
+        self._pending[sequence] = future, envs
+        if self._transport is not None:
+            self._transport.write(data)
+        return future
+
+    def fail(self, error: WorkerError) -> None:
+        """The worker is gone: everything that is awaited, or will be asked, gets this error."""
+        self._failure = error
+        pending, self._pending = self._pending, {}
+        for future, _ in pending.values():
+            if not future.done():
+                future.set_exception(error.again())
+                future.exception()  # the awaiting side may be gone as well: no complaint then
+
+    def close(self) -> None:
+        """Close the pipe."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._decoder.feed(data):
+                self._reply(frame)
+        except ProtocolError as error:
+            self._broken = error
+            self.close()
+
+    def _reply(self, frame: Frame) -> None:
+        if frame.generation != self._generation:
+            return
+        future, envs = self._pending.pop(frame.sequence, (None, ()))
+        if future is None:
+            return
+        self._answered(envs)
+        if not future.done():
+            future.set_result(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(self._broken or exc)

@@ -1,0 +1,121 @@
+"""The envs of one worker, and what each command does to them. Used by worker processes and inline alike."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aioenvs.engine.adapters import EnvAdapter, build
+from aioenvs.engine.layout import Arrays
+from aioenvs.engine.metadata import ACTION, NEXT, ROOT, EnvMetadata
+from aioenvs.engine.spaces import Objects
+
+__all__ = ["EnvHost", "Outcome"]
+
+
+@dataclass
+class Outcome:
+    """What came of a command.
+
+    Attributes:
+        finished: How many episodes ended.
+        failures: The exception of each env that raised; the other envs have done what was asked.
+        objects: Values without a fixed shape, by env and region.
+    """
+
+    finished: int = 0
+    failures: dict[int, BaseException] = field(default_factory=dict)
+    objects: dict[int, dict[str, Objects]] = field(default_factory=dict)
+
+
+class EnvHost:
+    """Owns a run of envs and executes commands on them, one env after the other.
+
+    Positions count within the host; an empty selection means all envs. An env's exception is collected and the
+    others go on, so that one host with many envs behaves as many hosts with one.
+    """
+
+    def __init__(self) -> None:
+        self._envs: list[tuple[int, EnvAdapter]] = []
+        self._loose = False
+
+    def build(self, env: int, factory: Any, kwargs: Mapping[str, Any]) -> None:
+        """Make the env with this index; whatever the factory raises comes out."""
+        adapter = build(factory, kwargs, env)
+        self._envs.append((env, adapter))
+        self._loose = self._loose or any(adapter.metadata.objects.values())
+
+    @property
+    def metadata(self) -> list[EnvMetadata]:
+        """What each env says of itself."""
+        return [adapter.metadata for _, adapter in self._envs]
+
+    def attach(self, arrays: Mapping[str, Arrays]) -> None:
+        """Connect each env to its row of the pool's arrays."""
+        for env, adapter in self._envs:
+            adapter.bind(arrays, env)
+
+    def seed(self, positions: Sequence[int], seeds: Mapping[int, int]) -> Outcome:
+        """Give each selected env its seed, by env index, for its next reset."""
+        return self._each(positions, lambda env, adapter: adapter.seed(seeds[env]))
+
+    def reset(self, positions: Sequence[int], kwargs: Mapping[int, Mapping[str, Any]]) -> Outcome:
+        """Reset the selected envs, with keyword arguments by env index."""
+        outcome = self._each(
+            positions, lambda env, adapter: adapter.reset(copy.deepcopy(kwargs[env]) if env in kwargs else {})
+        )
+        self._collect(outcome, positions, (ROOT,))
+        return outcome
+
+    def step(
+        self, positions: Sequence[int], actions: Mapping[int, Objects] | None, *, maybe_reset: bool
+    ) -> Outcome:
+        """Step the selected envs, and reset those whose episode ended if `maybe_reset`."""
+        if actions:
+            for env, adapter in self._select(positions):
+                adapter.objects(ACTION).update(actions[env])
+        finished = 0
+
+        def advance(env: int, adapter: EnvAdapter) -> None:
+            nonlocal finished
+            if adapter.step():
+                finished += 1
+                if maybe_reset:
+                    adapter.reset({})
+
+        outcome = self._each(positions, advance)
+        outcome.finished = finished
+        self._collect(outcome, positions, (NEXT, ROOT) if maybe_reset and finished else (NEXT,))
+        return outcome
+
+    def close(self) -> None:
+        """Close all envs; what they raise goes to stderr, since nobody is there to catch it."""
+        while self._envs:
+            _, adapter = self._envs.pop()
+            try:
+                adapter.close()
+            except Exception:
+                traceback.print_exc(file=sys.stderr)
+
+    def _select(self, positions: Sequence[int]) -> Sequence[tuple[int, EnvAdapter]]:
+        return [self._envs[position] for position in positions] if positions else self._envs
+
+    def _each(self, positions: Sequence[int], action: Callable[[int, EnvAdapter], None]) -> Outcome:
+        outcome = Outcome()
+        for env, adapter in self._select(positions):
+            try:
+                action(env, adapter)
+            except (SystemExit, GeneratorExit):
+                raise
+            except BaseException as error:
+                outcome.failures[env] = error
+        return outcome
+
+    def _collect(self, outcome: Outcome, positions: Sequence[int], regions: Sequence[str]) -> None:
+        if self._loose:
+            for env, adapter in self._select(positions):
+                outcome.objects[env] = {region: dict(adapter.objects(region)) for region in regions}

@@ -1,0 +1,64 @@
+"""The shared block: one anonymous piece of memory that the parent and its workers map."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from typing import Self
+
+__all__ = ["SharedBlock"]
+
+
+class SharedBlock:
+    """Anonymous shared memory behind a file descriptor.
+
+    It has no name that could outlive its users: memfd where the system has it (Linux), else a POSIX segment
+    that is unlinked as soon as it is open (macOS). It is created empty, so that its descriptor can be handed
+    to workers before they have said how large it must be, and sized once.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map: mmap.mmap | None = None
+
+    @classmethod
+    def create(cls) -> Self:
+        """Make a new, empty block."""
+        return cls(os.memfd_create("aioenvs") if hasattr(os, "memfd_create") else unlinked_segment())
+
+    def allocate(self, nbytes: int) -> mmap.mmap:
+        """Give the block its size, filled with zeros, and map it.
+
+        Raises:
+            OSError: If the memory is not to be had.
+        """
+        os.ftruncate(self.fd, max(1, nbytes))
+        return self.map(nbytes)
+
+    def map(self, nbytes: int) -> mmap.mmap:
+        """Map a block that has its size already."""
+        self._map = mmap.mmap(self.fd, max(1, nbytes))
+        return self._map
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory itself goes with the last array that looks into it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        if self._map is not None:
+            try:
+                self._map.close()
+            except BufferError:  # arrays still point into it: it is unmapped when they go
+                pass
+            self._map = None
+
+
+def unlinked_segment() -> int:
+    """A POSIX shared memory segment whose name is gone before anyone else could learn it."""
+    import _posixshmem  # what multiprocessing.shared_memory is built on
+
+    name = f"/aioenvs-{secrets.token_hex(8)}"
+    fd: int = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
+    _posixshmem.shm_unlink(name)
+    return fd

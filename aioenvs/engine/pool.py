@@ -1,0 +1,133 @@
+"""The engine's interface to the faces: many envs behind coroutines, whatever hosts them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from aioenvs.engine.failure import summary
+from aioenvs.engine.host import Outcome
+from aioenvs.engine.layout import Arrays, Layout
+from aioenvs.engine.metadata import EnvMetadata
+from aioenvs.engine.slots import Slots
+from aioenvs.engine.spaces import Objects
+
+__all__ = ["Pool", "Selection", "first_failure"]
+
+
+class Selection(NamedTuple):
+    """Some envs of a pool, and what has to be asked of which worker to reach them.
+
+    Attributes:
+        indices: The envs, ascending.
+        envs: The same as a set.
+        parts: Per worker: its number, the positions of its selected envs (empty for all), and their indices.
+    """
+
+    indices: tuple[int, ...]
+    envs: frozenset[int]
+    parts: tuple[tuple[int, tuple[int, ...], frozenset[int]], ...]
+
+
+class Pool(ABC):
+    """Hosts envs. Values of fixed shape are exchanged through `arrays`, the rest as arguments and outcomes.
+
+    The order of a request: `hold` the selection, write its inputs, call the command, read its rows, `release`.
+    Nobody else can touch those rows in between, and a caller that leaves early (cancelled, timed out, interrupted)
+    only has to `release`: what is still on its way is then dropped on arrival.
+
+    Attributes:
+        metadata: What the envs agree on; known once started.
+        layout: Where the leaves lie; known once started.
+        arrays: Arrays `(num_envs, *shape)` by region and key; known once started.
+    """
+
+    metadata: EnvMetadata
+    layout: Layout
+    arrays: dict[str, Arrays]
+
+    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+        self.groups = tuple(tuple(group) for group in groups)
+        self.num_envs = sum(map(len, self.groups))
+        self.slots = Slots(self.num_envs)
+        self._home = {
+            env: (worker, position) for worker, g in enumerate(self.groups) for position, env in enumerate(g)
+        }
+        self._selections: dict[tuple[int, ...], Selection] = {}
+        self.everything = self.select(range(self.num_envs))
+
+    def select(self, indices: Iterable[int]) -> Selection:
+        """Work out, once, how to reach these envs."""
+        key = tuple(indices)
+        selection = self._selections.get(key)
+        if selection is None:
+            selection = self._selections[key] = self._select(key)
+        return selection
+
+    def _select(self, indices: tuple[int, ...]) -> Selection:
+        chosen: dict[int, list[int]] = {}
+        for env in indices:
+            worker, position = self._home[env]
+            chosen.setdefault(worker, []).append(position)
+        parts = []
+        for worker, positions in sorted(chosen.items()):
+            group = self.groups[worker]
+            whole = len(positions) == len(group)
+            envs = frozenset(group[position] for position in positions)
+            parts.append((worker, () if whole else tuple(positions), envs))
+        return Selection(indices, frozenset(indices), tuple(parts))
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers that run now."""
+        return ()
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Build all envs, agree on their metadata, and lay out the block."""
+
+    async def hold(self, selection: Selection, command: str) -> None:
+        """Reserve the envs for one command, and wait until none of them owes a reply to an earlier caller.
+
+        Raises:
+            ClosedError: After `close`.
+            ConcurrencyError: If one of them is held already.
+            WorkerDiedError: If the worker of one is dead, unless the command is a reset, which replaces it.
+        """
+        self.slots.acquire(selection.envs, command)
+
+    def release(self, selection: Selection) -> None:
+        """End `hold`."""
+        self.slots.release(selection.indices)
+
+    @abstractmethod
+    async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
+        """Give each env its seed, by index, for its next reset."""
+
+    @abstractmethod
+    async def reset(self, selection: Selection, kwargs: Mapping[int, Mapping[str, Any]]) -> Outcome:
+        """Reset the envs with these keyword arguments, by index."""
+
+    @abstractmethod
+    async def step(
+        self, selection: Selection, actions: Mapping[int, Objects] | None, *, maybe_reset: bool
+    ) -> Outcome:
+        """Step the envs with the stored actions; `actions` are those without a fixed shape, by index."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close all envs and give everything back. Always succeeds, also twice."""
+
+    def discard(self) -> None:
+        """Give everything back at once, without waiting and from any thread; for pools that were forgotten."""
+
+
+def first_failure(failures: Mapping[int, Exception]) -> Exception:
+    """The exception of the lowest env, which mentions the others."""
+    lowest = min(failures)
+    error = failures[lowest]
+    for env, other in sorted(failures.items()):
+        if env != lowest:
+            error.add_note(f"env {env} failed as well: {summary(other)}")
+    return error

@@ -1,0 +1,153 @@
+"""Running the coroutines of an async face from synchronous code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Coroutine
+from types import FrameType
+from typing import Any, Protocol, TypeVar
+
+from aioenvs.errors import ConcurrencyError
+
+__all__ = ["Immediate", "LoopPortal", "Portal"]
+
+T = TypeVar("T")
+
+
+class Portal(Protocol):
+    """Runs one coroutine at a time to its end."""
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it and return its result, or raise what it raises."""
+
+    def close(self) -> None:
+        """Give back what the portal holds."""
+
+
+class Immediate:
+    """For coroutines that never suspend, since nothing they do can wait: no loop is needed."""
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            coroutine.send(None)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        coroutine.close()
+        raise AssertionError("a coroutine of an inline pool suspended")
+
+    def close(self) -> None:
+        pass
+
+
+class LoopPortal:
+    """A private event loop.
+
+    It is driven in the calling thread, which saves a thread hop per call, unless that thread runs a loop already
+    (a notebook, a server): from then on the private loop lives in a thread of its own.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop()
+        self._thread: threading.Thread | None = None
+        self._busy = threading.Lock()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it and return its result, or raise what it raises.
+
+        Raises:
+            ConcurrencyError: If another thread, or code that runs inside the loop, is in the middle of a call.
+            KeyboardInterrupt: On Ctrl-C; the coroutine is cancelled first and has ended.
+        """
+        if self._thread is None and not self._busy.acquire(blocking=False):
+            coroutine.close()
+            raise ConcurrencyError(
+                "these envs are in the middle of a call from another thread; await its end first"
+            )
+        if self._thread is not None:
+            return self._submit(coroutine)
+        try:
+            if asyncio._get_running_loop() is None:
+                return self._drive(coroutine)
+            self._move_to_thread()
+        finally:
+            self._busy.release()
+        return self._submit(coroutine)
+
+    def _drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        task = self._loop.create_task(coroutine)
+        interrupts = _Interrupts(self._loop, task)
+        try:
+            with interrupts:
+                return self._loop.run_until_complete(task)
+        except asyncio.CancelledError:
+            if interrupts.count:
+                raise KeyboardInterrupt from None
+            raise
+        except BaseException:
+            self._settle(task)
+            raise
+
+    def _settle(self, task: asyncio.Task[Any]) -> None:
+        """After an exception that left the loop with the task unfinished, let it end."""
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(task)
+
+    def _move_to_thread(self) -> None:
+        self._thread = threading.Thread(target=self._loop.run_forever, name="aioenvs-portal", daemon=True)
+        self._thread.start()
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise ConcurrencyError("a synchronous method was called from inside the envs' own event loop")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Close the loop, and end its thread if it has one."""
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        else:
+            self._loop.run_until_complete(asyncio.sleep(0))  # let closed transports say goodbye
+        self._loop.close()
+
+
+class _Interrupts:
+    """Turns Ctrl-C, where it would raise at a random place in the loop, into cancelling the task."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
+        self.count = 0
+        self._loop = loop
+        self._task = task
+        self._installed = False
+
+    def __enter__(self) -> None:
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):
+            signal.signal(signal.SIGINT, self._on_interrupt)
+            self._installed = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.count and kind is None:
+            raise KeyboardInterrupt  # the task was quicker, but the user did press the key
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 1:
+            raise KeyboardInterrupt
+        self._loop.call_soon_threadsafe(self._task.cancel)

@@ -1,0 +1,343 @@
+"""Starting, watching and stopping one worker, from the parent's side."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import itertools
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from aioenvs.engine import launcher as child
+from aioenvs.engine.worker import Inherited
+from aioenvs.errors import AioEnvsError, describe_exit
+
+__all__ = ["START_METHODS", "Exit", "Launcher", "WorkerProcess", "shared_launcher", "stop_launchers"]
+
+START_METHODS = ("forkserver", "spawn", "fork")
+LAUNCHER_PATIENCE = 3.0  # seconds that a launcher gets to end its workers and itself
+FOREIGN_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MPI_", "I_MPI_", "MV2_", "HYDRA_", "SLURM_")
+SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+# Parent ends of pipes: a fork of the parent must not keep them open, or nobody would ever see them close.
+_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_launchers: dict[tuple[str, ...], Launcher] = {}
+_live: set[Launcher] = set()
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a worker ended.
+
+    Attributes:
+        returncode: As in `subprocess`; None if unknown.
+        stderr: The tail of what it wrote to stderr.
+    """
+
+    returncode: int | None
+    stderr: str = ""
+
+    def __str__(self) -> str:
+        words = describe_exit(self.returncode)
+        return f"{words}; the end of its stderr:\n{self.stderr.rstrip()}" if self.stderr.strip() else words
+
+
+def child_environ() -> dict[str, str]:
+    """The environment for workers.
+
+    Launcher variables of MPI and Slurm are left out, since an env that starts MPI itself would be misled by them;
+    numeric libraries get one thread per process unless the user chose a number, since the processes are the
+    parallelism.
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN_PREFIXES)}
+    for name in SINGLE_THREADED:
+        environ.setdefault(name, "1")
+    return environ
+
+
+def interpreter(code: str) -> list[str]:
+    """The command line of a fresh interpreter like this one, with the same import path.
+
+    Raises:
+        AioEnvsError: If this interpreter does not know its own executable, as some embedded ones.
+    """
+    if not sys.executable:
+        raise AioEnvsError("cannot start workers: sys.executable is not set; set it to a Python interpreter")
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"]
+
+
+class Launcher:
+    """The parent's handle of one launcher process (see `aioenvs.engine.launcher`)."""
+
+    def __init__(self, control: socket.socket, pid: int, environ: dict[str, str]) -> None:
+        self.pid = pid
+        self._control = control
+        self._environ = environ
+        self._ids = itertools.count(1)
+        self._sending = threading.Lock()
+        self._popen: subprocess.Popen[bytes] | None = None
+        _ends.add(control)
+        _live.add(self)
+
+    @classmethod
+    def executed(cls, preload: Sequence[str]) -> Self:
+        """Start a launcher in a fresh interpreter that imports `preload`."""
+        ours, theirs = socket.socketpair()
+        environ = child_environ()
+        code = f"from aioenvs.engine.launcher import main; main({theirs.fileno()}, {tuple(preload)!r})"
+        with theirs:
+            popen = subprocess.Popen(
+                interpreter(code),
+                stdin=subprocess.DEVNULL,
+                env=environ,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        launcher = cls(ours, popen.pid, environ)
+        launcher._popen = popen
+        return launcher
+
+    @classmethod
+    def forked(cls, inherited: Inherited) -> Self:
+        """Start a launcher as a fork of this process, which shares its memory and so what is inherited."""
+        ours, theirs = socket.socketpair()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()  # or the child would write the buffered part once more
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            os.setsid()
+            ours.close()
+            child.main(theirs.detach(), inherited=inherited)
+        theirs.close()
+        return cls(ours, pid, dict(os.environ))
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still takes orders."""
+        if self._control.fileno() < 0:
+            return False
+        if self._popen is not None:
+            return self._popen.poll() is None
+        return True
+
+    def launch(self, method: str, block: int, sock: socket.socket) -> tuple[int, int]:
+        """Have a worker started on these descriptors.
+
+        Returns:
+            The worker's id here, and the reading end of its status pipe.
+
+        Raises:
+            OSError: If the launcher is gone, or no descriptors are left.
+        """
+        execute = None
+        if method == "spawn":
+            code = "from aioenvs.engine.launcher import run_worker; "
+            code += "sys.exit(run_worker(int(sys.argv[1]), int(sys.argv[2])))"
+            execute = interpreter(code)
+        environ = child_environ()
+        order = child.Order(execute, None if environ == self._environ else environ, _directory())
+        worker_id = next(self._ids)
+        with contextlib.ExitStack() as stack:
+            status, status_end = os.pipe()
+            stack.callback(os.close, status_end)
+            streams = [_duplicate(fd, stack) for fd in (1, 2)]
+            try:
+                self._send(
+                    child.LAUNCH, worker_id, pickle.dumps(order), [sock.fileno(), block, status_end, *streams]
+                )
+            except BaseException:
+                os.close(status)
+                raise
+        return worker_id, status
+
+    def signal(self, worker_id: int, number: int) -> None:
+        """Send a signal to a worker's process group, if it still lives."""
+        with contextlib.suppress(OSError):
+            self._send(child.SIGNAL, worker_id, number, [])
+
+    def _send(self, kind: int, worker_id: int, body: bytes | int, descriptors: list[int]) -> None:
+        data = body if isinstance(body, bytes) else b""
+        number = len(body) if isinstance(body, bytes) else body
+        with self._sending:
+            header = child.HEADER.pack(kind, worker_id, number)
+            sent = socket.send_fds(self._control, [header], descriptors) if descriptors else 0
+            self._control.sendall(header[sent:] + data)
+
+    async def close(self) -> None:
+        """End it, with any worker it still has. Cancelling it leaves the ending to the launcher itself."""
+        if self._control.fileno() < 0:
+            return
+        self._control.shutdown(socket.SHUT_WR)
+        loop = asyncio.get_running_loop()
+        gone = loop.create_future()
+        loop.add_reader(self._control, lambda: gone.done() or gone.set_result(None))
+        try:
+            await asyncio.wait_for(gone, LAUNCHER_PATIENCE)
+        except TimeoutError:
+            os.kill(self.pid, signal.SIGKILL)
+        finally:
+            loop.remove_reader(self._control)
+            self._bury()
+
+    def stop(self) -> None:
+        """The same without an event loop; blocks for a moment."""
+        if self._control.fileno() < 0:
+            return
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+        self._control.settimeout(LAUNCHER_PATIENCE)
+        try:
+            self._control.recv(1)  # it says nothing: this is the end of the stream
+        except OSError:
+            os.kill(self.pid, signal.SIGKILL)
+        self._bury()
+
+    def disown(self) -> None:
+        """In a fork of the parent: the process is the parent's, not ours, to wait for."""
+        if self._popen is not None:
+            self._popen.returncode = 0
+            self._popen = None
+
+    def _bury(self) -> None:
+        self._control.close()
+        _live.discard(self)
+        if self._popen is not None:
+            self._popen.wait()
+        else:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+
+
+class WorkerProcess:
+    """One worker process: its end of the pipe, its pid, and a future that says how it ended."""
+
+    def __init__(self, launcher: Launcher, method: str, block: int) -> None:
+        """Order the process; it is starting when this returns.
+
+        Raises:
+            OSError: If it cannot be ordered.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._launcher = launcher
+        self.pid: int | None = None
+        self.exited: asyncio.Future[Exit] = self._loop.create_future()
+        self.sock, theirs = socket.socketpair()
+        _ends.add(self.sock)
+        with theirs:
+            try:
+                self._id, self._status = launcher.launch(method, block, theirs)
+            except BaseException:
+                self.sock.close()
+                raise
+        self._loop.add_reader(self._status, self._on_status)
+
+    def signal(self, number: int) -> None:
+        """Signal the worker and whatever it started."""
+        if not self.exited.done():
+            self._launcher.signal(self._id, number)
+
+    def abandon(self) -> None:
+        """Give up the descriptors without waiting; the worker ends by itself, or by its launcher."""
+        self._finish(Exit(None))
+        self.sock.close()
+
+    def _on_status(self) -> None:
+        data = os.read(self._status, 65536)
+        if self.pid is None and len(data) >= child.PID.size:
+            (number,) = child.PID.unpack_from(data)
+            data = data[child.PID.size :]
+            if number < 0:
+                self._finish(Exit(None, f"no process could be made: {os.strerror(-number)}"))
+                return
+            self.pid = number
+            if not data:
+                return
+        if len(data) < child.EXIT.size:
+            self._finish(Exit(None, "the launcher that watched it is gone"))
+            return
+        (returncode,) = child.EXIT.unpack_from(data)
+        self._finish(Exit(returncode, data[child.EXIT.size :].decode(errors="replace")))
+
+    def _finish(self, how: Exit) -> None:
+        if not self.exited.done():
+            self.exited.set_result(how)
+        if self._status >= 0:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._status)
+            os.close(self._status)
+            self._status = -1
+
+
+def shared_launcher(preload: Sequence[str]) -> Launcher:
+    """The interpreter's launcher that has imported these modules, started if need be."""
+    key = tuple(preload)
+    with _lock:
+        launcher = _launchers.get(key)
+        if launcher is None or not launcher.alive:
+            launcher = _launchers[key] = Launcher.executed(key)
+        return launcher
+
+
+def stop_launchers() -> None:
+    """Stop the shared launchers, with any worker they still have; the next pool starts a new one."""
+    with _lock:
+        stopping = list(_launchers.values())
+        _launchers.clear()
+    for launcher in stopping:
+        launcher.stop()
+
+
+def _directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def _duplicate(fd: int, stack: contextlib.ExitStack) -> int:
+    """A copy of a standard stream, or the null device where it is closed."""
+    try:
+        copy = os.dup(fd)
+    except OSError:
+        copy = os.open(os.devnull, os.O_WRONLY)
+    stack.callback(os.close, copy)
+    return copy
+
+
+def _forget() -> None:
+    """In a fork of the parent: nothing of the engine belongs to it."""
+    global _lock
+    _lock = threading.Lock()
+    for end in list(_ends):
+        end.close()
+    for launcher in _live:
+        launcher.disown()
+    _launchers.clear()
+    _live.clear()
+
+
+def _exit() -> None:
+    """At the interpreter's end: let workers see the end of their pipes, then end the launchers."""
+    for end in list(_ends):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+    for launcher in list(_live):
+        launcher.stop()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(_exit)

@@ -1,0 +1,128 @@
+"""What travels on the pipe: frames, opcodes and sequence numbers. Pure: no I/O, no asyncio.
+
+A frame is a fixed header, then the selected env positions, then a body:
+
+    magic u8 | opcode u8 | count u16 | generation u16 | reserved u16 | sequence u32 | length u32
+    count x u16   positions of the selected envs within the worker; none means all of them
+    length bytes  body, opaque here
+
+A reply echoes the sequence number and generation of its request. A reply whose number nobody awaits is
+dropped by the receiver, so that an abandoned request can never shift the stream.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from aioenvs.errors import ProtocolError
+
+__all__ = ["MAX_BODY", "Decoder", "Frame", "Opcode", "encode", "next_sequence"]
+
+MAGIC = 0xAE
+MAX_BODY = 1 << 30
+MAX_SEQUENCE = (1 << 32) - 1
+HEADER = struct.Struct("<BBHHHII")
+
+
+class Opcode(IntEnum):
+    """What a frame asks for (below 64) or answers (64 and above)."""
+
+    START = 1
+    ATTACH = 2
+    RESET = 3
+    STEP = 4
+    STEP_AND_MAYBE_RESET = 5
+    SEED = 6
+    CLOSE = 7
+
+    DONE = 64
+    FAILED = 65
+    NOTICE = 66
+
+
+class Frame(NamedTuple):
+    """One message, in either direction.
+
+    Attributes:
+        positions: Selected envs, counted within the worker; empty means all.
+        body: Whatever rides behind the header; its meaning belongs to the opcode.
+    """
+
+    opcode: Opcode
+    sequence: int
+    generation: int = 0
+    positions: Sequence[int] = ()
+    body: bytes = b""
+
+
+def next_sequence(sequence: int) -> int:
+    """The number after this one; it wraps around and is never 0, which is for unasked frames."""
+    return 1 if sequence >= MAX_SEQUENCE else sequence + 1
+
+
+def encode(frame: Frame) -> bytes:
+    """Turn a frame into bytes.
+
+    Raises:
+        ProtocolError: If the body is larger than `MAX_BODY`.
+    """
+    opcode, sequence, generation, positions, body = frame
+    if len(body) > MAX_BODY:
+        raise ProtocolError(f"a {opcode.name} frame may carry at most {MAX_BODY} bytes, got {len(body)}")
+    header = HEADER.pack(MAGIC, opcode, len(positions), generation, 0, sequence, len(body))
+    if not positions and not body:
+        return header
+    return b"".join((header, array("H", positions).tobytes(), body))
+
+
+class Decoder:
+    """Cuts a byte stream, however it was split, into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Take some bytes and yield the frames they complete.
+
+        Raises:
+            ProtocolError: At the first byte that cannot belong to a frame; the stream is then unusable.
+        """
+        buffer = self._buffer
+        buffer += data
+        while len(buffer) >= HEADER.size:
+            magic, code, count, generation, _, sequence, length = HEADER.unpack_from(buffer)
+            opcode = _check(magic, code, length)
+            start = HEADER.size + 2 * count
+            if len(buffer) < start + length:
+                return
+            positions = array("H", bytes(buffer[HEADER.size : start])) if count else ()
+            body = bytes(buffer[start : start + length]) if length else b""
+            del buffer[: start + length]
+            yield Frame(opcode, sequence, generation, positions, body)
+
+    def finish(self) -> None:
+        """Say that the stream has ended.
+
+        Raises:
+            ProtocolError: If it ended in the middle of a frame.
+        """
+        if self._buffer:
+            raise ProtocolError(f"the stream ended inside a frame, after {len(self._buffer)} of its bytes")
+
+
+_OPCODES = {int(opcode): opcode for opcode in Opcode}
+
+
+def _check(magic: int, code: int, length: int) -> Opcode:
+    if magic != MAGIC:
+        raise ProtocolError(f"expected a frame to begin with {MAGIC:#x}, found {magic:#x}")
+    opcode = _OPCODES.get(code)
+    if opcode is None:
+        raise ProtocolError(f"unknown opcode {code}")
+    if length > MAX_BODY:
+        raise ProtocolError(f"a {opcode.name} frame announces {length} bytes, more than {MAX_BODY}")
+    return opcode

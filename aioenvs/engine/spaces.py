@@ -1,0 +1,179 @@
+"""Gymnasium spaces as named leaves, and the functions that carry values between an env and its rows.
+
+The naming rule: a Dict observation puts its keys at the root, a Tuple puts "0", "1", ... under its own name, a
+nested container continues the path, and anything else is one leaf. Box, Discrete, MultiDiscrete and MultiBinary
+have a fixed shape; every other space (Text, Sequence, Graph, OneOf, unknown ones) travels as an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aioenvs.engine.layout import Arrays, Key, Leaf
+from aioenvs.errors import SpecMismatchError
+
+__all__ = [
+    "Objects",
+    "SpaceLeaf",
+    "conform",
+    "flatten",
+    "integer_range",
+    "observation_key",
+    "reader",
+    "writer",
+]
+
+PLAIN_INTEGERS = (int, np.int64)
+FIXED = frozenset({"Box", "Discrete", "MultiDiscrete", "MultiBinary"})
+
+Objects = dict[Key, Any]
+Writer = Callable[[Any], None]
+Reader = Callable[[], Any]
+
+
+class SpaceLeaf(NamedTuple):
+    """A non-container space and its key; `leaf` is None where its values have no fixed shape."""
+
+    key: Key
+    space: Any
+    leaf: Leaf | None
+
+
+def observation_key(space: Any) -> Key:
+    """The path above an observation's members: empty for a Dict, whose keys stand at the root."""
+    return () if _kind(space) == "Dict" else ("observation",)
+
+
+def flatten(space: Any, key: Key) -> list[SpaceLeaf]:
+    """Name the leaves of a space that stands at `key`."""
+    children = _children(space)
+    if children is not None:
+        return [leaf for name, child in children for leaf in flatten(child, (*key, str(name)))]
+    if _kind(space) in FIXED and np.dtype(space.dtype).kind in "biufc":
+        return [SpaceLeaf(key, space, Leaf(key, np.dtype(space.dtype).str, tuple(space.shape)))]
+    return [SpaceLeaf(key, space, None)]
+
+
+def _children(space: Any) -> list[tuple[Any, Any]] | None:
+    kind = _kind(space)
+    if kind == "Dict":
+        return list(space.spaces.items())
+    if kind == "Tuple":
+        return list(enumerate(space.spaces))
+    return None
+
+
+def _kind(space: Any) -> str | None:
+    """The name of the Gymnasium space class that this one is, or derives from."""
+    for cls in type(space).__mro__:
+        if cls.__module__.startswith("gymnasium.spaces"):
+            return cls.__name__
+    return None
+
+
+def integer_range(space: Any) -> tuple[Any, Any] | None:
+    """The lowest value and one past the highest, of a space of choices; None for other spaces."""
+    kind = _kind(space)
+    if kind == "Discrete":
+        return int(space.start), int(space.start) + int(space.n)
+    if kind == "MultiDiscrete":
+        return space.start, space.start + space.nvec
+    return None
+
+
+def writer(space: Any, key: Key, arrays: Arrays, objects: Objects, row: int) -> Writer:
+    """A function that stores one value of the space: leaves into their row of `arrays`, the rest in `objects`.
+
+    Raises:
+        SpecMismatchError: From that function, if a value has the wrong keys, length, shape or dtype.
+    """
+    children = _children(space)
+    if children is not None:
+        parts = [(name, writer(child, (*key, str(name)), arrays, objects, row)) for name, child in children]
+        return _container_writer(key, row, parts)
+    array = arrays.get(key)
+    if array is None:
+        return lambda value: objects.__setitem__(key, value)
+    return _scalar_writer(array, key, row) if _kind(space) == "Discrete" else _array_writer(array, key, row)
+
+
+def _container_writer(key: Key, row: int, parts: list[tuple[Any, Writer]]) -> Writer:
+    def write(value: Any) -> None:
+        try:
+            members = [(store, value[name]) for name, store in parts]
+        except (KeyError, IndexError, TypeError) as error:
+            names = [name for name, _ in parts]
+            raise SpecMismatchError(
+                f"env {row}: expected a value with the members {names!r} at {key!r}, found {value!r}"
+            ) from error
+        for store, member in members:
+            store(member)
+
+    return write
+
+
+def _array_writer(array: NDArray[Any], key: Key, row: int) -> Writer:
+    target = array[row, ...]
+    dtype, shape = target.dtype, target.shape
+
+    def write(value: Any) -> None:
+        if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
+            value = conform(value, dtype, shape, key, row)
+        target[...] = value
+
+    return write
+
+
+def _scalar_writer(array: NDArray[Any], key: Key, row: int) -> Writer:
+    dtype = array.dtype
+
+    def write(value: Any) -> None:
+        array[row] = value if type(value) in PLAIN_INTEGERS else conform(value, dtype, (), key, row)
+
+    return write
+
+
+def conform(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], key: Key, row: int) -> NDArray[Any]:
+    """The value as an array of exactly this dtype and shape, if nothing is lost but float precision.
+
+    Raises:
+        SpecMismatchError: If the shape differs, the kind differs (floats for integers), an integer does not fit,
+            or a finite number overflows.
+    """
+    expected = f"env {row}: expected {dtype} of shape {shape} at {key!r}"
+    try:
+        found = np.asarray(value)
+    except ValueError as error:
+        raise SpecMismatchError(f"{expected}, found a ragged {type(value).__name__}") from error
+    if found.shape != shape or not np.can_cast(found.dtype, dtype, "same_kind"):
+        raise SpecMismatchError(f"{expected}, found {found.dtype} of shape {found.shape}")
+    with np.errstate(over="ignore"):
+        cast = found.astype(dtype)
+    if dtype.kind in "iu":
+        fits = np.array_equal(cast, found)
+    else:
+        fits = not dtype.kind == "f" or np.array_equal(np.isfinite(cast), np.isfinite(found))
+    if not fits:
+        raise SpecMismatchError(f"{expected}, found values of {found.dtype} that do not fit: {value!r}")
+    return cast
+
+
+def reader(space: Any, key: Key, arrays: Arrays, objects: Objects, row: int) -> Reader:
+    """A function that returns the value last stored for this env, as the space's own `sample` would."""
+    children = _children(space)
+    if children is not None:
+        parts = [(name, reader(child, (*key, str(name)), arrays, objects, row)) for name, child in children]
+        if _kind(space) == "Tuple":
+            return lambda: tuple(read() for _, read in parts)
+        return lambda: {name: read() for name, read in parts}
+    array = arrays.get(key)
+    if array is None:
+        return lambda: objects[key]
+    if _kind(space) == "Discrete":
+        return lambda: array[row]
+    source = array[row, ...]
+    return source.copy

@@ -1,0 +1,154 @@
+"""The child's main loop: read a frame, let the host do it, answer. Blocking, and free of torch."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from aioenvs.engine.failure import capture
+from aioenvs.engine.host import EnvHost, Outcome
+from aioenvs.engine.layout import Layout
+from aioenvs.engine.memory import SharedBlock
+from aioenvs.engine.protocol import Decoder, Frame, Opcode, encode
+
+__all__ = ["Inherited", "WorkerConfig", "serve"]
+
+CHUNK = 1 << 16
+
+Inherited = Sequence[tuple[Any, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker needs to build its envs; the body of the START frame.
+
+    Attributes:
+        env_index: Indices of its envs in the pool.
+        factories: Per env, cloudpickled: the factory and its keyword arguments; empty where the worker was forked
+            from the parent and inherited them.
+        sys_path: The parent's import path.
+        argv: The parent's `sys.argv`.
+        registry: The parent's own Gymnasium registrations, cloudpickled, or None.
+    """
+
+    env_index: tuple[int, ...]
+    factories: tuple[bytes, ...]
+    sys_path: list[str] = field(default_factory=lambda: list(sys.path))
+    argv: list[str] = field(default_factory=lambda: list(getattr(sys, "argv", [])))
+    registry: bytes | None = None
+
+
+def serve(sock: socket.socket, block: SharedBlock, inherited: Inherited = ()) -> None:
+    """Answer frames until told to close, or until the parent is gone; then close the envs.
+
+    Args:
+        sock: Blocking stream to the parent.
+        block: The pool's shared block, sized by the parent before it says ATTACH.
+        inherited: Factory and keyword arguments of every env of the pool, where this process was forked from the parent.
+    """
+    # Forked siblings must not share a random stream, and nobody has seeded this one.
+    random.seed()
+    np.random.seed(int.from_bytes(os.urandom(4), "little"))
+    worker = _Worker(block, inherited)
+    decoder = Decoder()
+    try:
+        while data := sock.recv(CHUNK):
+            for frame in decoder.feed(data):
+                sock.sendall(encode(worker.answer(frame)))
+                if worker.closing:
+                    return
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the parent is gone
+    finally:
+        worker.close()
+
+
+class _Worker:
+    """Decodes requests for the host and encodes what comes of them."""
+
+    def __init__(self, block: SharedBlock, inherited: Inherited) -> None:
+        self.closing = False
+        self._block = block
+        self._inherited = inherited
+        self._host = EnvHost()
+
+    def answer(self, frame: Frame) -> Frame:
+        opcode, sequence, generation, positions, body = frame
+        if opcode is Opcode.STEP_AND_MAYBE_RESET or opcode is Opcode.STEP:
+            actions = pickle.loads(body) if body else None
+            outcome = self._host.step(positions, actions, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
+        elif opcode is Opcode.RESET:
+            outcome = self._host.reset(positions, pickle.loads(body) if body else {})
+        elif opcode is Opcode.SEED:
+            outcome = self._host.seed(positions, pickle.loads(body))
+        else:
+            code, body = self._manage(opcode, body)
+            return Frame(code, sequence, generation, (), body)
+        code, counts, body = _encode(outcome, opcode.name.lower())
+        return Frame(code, sequence, generation, counts, body)
+
+    def _manage(self, opcode: Opcode, body: bytes) -> tuple[Opcode, bytes]:
+        if opcode is Opcode.START:
+            return self._start(pickle.loads(body))
+        if opcode is Opcode.ATTACH:
+            layout: Layout = pickle.loads(body)
+            self._host.attach(layout.arrays(self._block.map(layout.nbytes)))
+        elif opcode is Opcode.CLOSE:
+            self.close()
+            self.closing = True
+        return Opcode.DONE, b""
+
+    def _start(self, config: WorkerConfig) -> tuple[Opcode, bytes]:
+        sys.path[:] = config.sys_path
+        sys.argv = config.argv
+        try:
+            _register(config.registry)
+            self._build(config)
+            return Opcode.DONE, cloudpickle.dumps(_share(self._host.metadata))
+        except Exception as error:
+            env = config.env_index[len(self._host.metadata)]
+            return Opcode.FAILED, pickle.dumps({env: capture(error, env, "start")})
+
+    def _build(self, config: WorkerConfig) -> None:
+        for env, data in zip(config.env_index, config.factories, strict=True):
+            # Each env gets a copy of its own, as if each had its own process.
+            factory, kwargs = cloudpickle.loads(data) if data else self._inherited[env]
+            self._host.build(env, factory, kwargs)
+
+    def close(self) -> None:
+        self._host.close()
+
+
+def _encode(outcome: Outcome, command: str) -> tuple[Opcode, tuple[int, ...], bytes]:
+    """A reply's opcode, its count of finished episodes (as the one position), and its body."""
+    if outcome.failures:
+        failures = {env: capture(error, env, command) for env, error in outcome.failures.items()}
+        return Opcode.FAILED, (), pickle.dumps(failures)
+    counts = (outcome.finished,) if outcome.finished else ()
+    return Opcode.DONE, counts, cloudpickle.dumps(outcome.objects) if outcome.objects else b""
+
+
+def _share(metadata: Sequence[Any]) -> list[Any]:
+    """Equal descriptions become one object, which is then pickled once."""
+    shared: list[Any] = []
+    for description in metadata:
+        shared.append(shared[-1] if shared and shared[-1] == description else description)
+    return shared
+
+
+def _register(registry: bytes | None) -> None:
+    if registry is not None:
+        import gymnasium
+
+        specs: Mapping[str, Any] = cloudpickle.loads(registry)
+        for name, spec in specs.items():
+            gymnasium.registry.setdefault(name, spec)

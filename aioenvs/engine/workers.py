@@ -1,0 +1,480 @@
+"""The pool of worker processes: starts them, asks them, and sees to it that none is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from aioenvs.engine.channel import Channel
+from aioenvs.engine.failure import Failure, rebuild
+from aioenvs.engine.host import Outcome
+from aioenvs.engine.layout import Layout
+from aioenvs.engine.memory import SharedBlock
+from aioenvs.engine.metadata import EnvMetadata, agree
+from aioenvs.engine.pool import Pool, Selection, first_failure
+from aioenvs.engine.process import Exit, Launcher, WorkerProcess, shared_launcher
+from aioenvs.engine.protocol import Frame, Opcode
+from aioenvs.engine.spaces import Objects
+from aioenvs.engine.worker import WorkerConfig
+from aioenvs.errors import (
+    AioEnvsError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerStartError,
+    WorkerTimeoutError,
+    describe_envs,
+)
+
+__all__ = ["Timeouts", "WorkerPool"]
+
+logger = logging.getLogger("aioenvs")
+
+LAST_WORDS = (
+    0.05  # seconds between the end of a worker's pipe and the report of its exit, or the other way round
+)
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long things may take, in seconds; None for as long as they like.
+
+    Attributes:
+        start: From ordering a process to its envs being built.
+        step: Any other command.
+        close: Closing all envs, before the processes are killed.
+    """
+
+    start: float | None = 60.0
+    step: float | None = None
+    close: float = 5.0
+
+
+class _Worker:
+    """One process in the pool, with its pipe and the task that waits for its end."""
+
+    def __init__(self, index: int, envs: tuple[int, ...], process: WorkerProcess, channel: Channel) -> None:
+        self.index = index
+        self.envs = envs
+        self.process = process
+        self.channel = channel
+        self.last_command = "start"
+        self.closing = False
+        self.end: asyncio.Task[None] | None = None
+
+    async def ended(self) -> tuple[Exit, Exception | None]:
+        """Wait for the process or its pipe to end, and give the other a moment to say so too."""
+        exited, lost = self.process.exited, self.channel.lost
+        await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({exited, lost}, timeout=LAST_WORDS)
+        how = exited.result() if exited.done() else Exit(None, "its pipe was closed, but it did not exit")
+        return how, lost.result() if lost.done() else None
+
+
+class WorkerPool(Pool):
+    """Hosts the envs in worker processes, one group each, and belongs to the event loop that starts it.
+
+    Args:
+        groups: The envs of each process.
+        factories: One per env: a callable, or something `gymnasium.make` takes.
+        kwargs: Keyword arguments for each factory.
+        start_method: One of `process.START_METHODS`.
+        timeouts: How long things may take.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[int]],
+        factories: Sequence[Any],
+        kwargs: Sequence[Mapping[str, Any]],
+        *,
+        start_method: str,
+        timeouts: Timeouts,
+    ) -> None:
+        super().__init__(groups)
+        self._factories = factories
+        self._kwargs = kwargs
+        self._method = start_method
+        self._timeouts = timeouts
+        self._workers: dict[int, _Worker] = {}
+        self._generation = 0
+        self._block: SharedBlock | None = None
+        self._launcher: Launcher | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drained: list[tuple[frozenset[int], asyncio.Future[None]]] = []
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(
+            pid for _, worker in sorted(self._workers.items()) if (pid := worker.process.pid) is not None
+        )
+
+    # -- start ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            configs = self._configs()
+            self._block = SharedBlock.create()
+            self._launcher = self._make_launcher()
+            descriptions = await self._start_workers(configs)
+            in_order = [descriptions[env] for env in range(self.num_envs)]
+            self.metadata = agree(in_order)
+            self.layout = Layout.of(self.num_envs, self.metadata.leaves)
+            self.arrays = self.layout.arrays(self._block.allocate(self.layout.nbytes))
+            await self._attach(range(len(self.groups)))
+        except BaseException:
+            await self._end(polite=False)
+            raise
+
+    def _make_launcher(self) -> Launcher:
+        if self._method == "fork":
+            return Launcher.forked(list(zip(self._factories, self._kwargs, strict=True)))
+        needed = "gymnasium" in sys.modules or any(not callable(factory) for factory in self._factories)
+        return shared_launcher(("gymnasium",) if needed else ())
+
+    def _configs(self) -> list[WorkerConfig]:
+        inherit = self._method == "fork"
+        registry = None if inherit else _own_registrations()
+        pickled = [
+            b"" if inherit else _pickle(env, factory, kwargs)
+            for env, (factory, kwargs) in enumerate(zip(self._factories, self._kwargs, strict=True))
+        ]
+        return [
+            WorkerConfig(group, tuple(pickled[env] for env in group), registry=registry)
+            for group in self.groups
+        ]
+
+    async def _start_workers(self, configs: Sequence[WorkerConfig]) -> dict[int, EnvMetadata]:
+        """Start all at once; the first that fails ends the others."""
+        tasks = [asyncio.ensure_future(self._start_worker(index, c)) for index, c in enumerate(configs)]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        return {
+            env: description
+            for config, task in zip(configs, tasks, strict=True)
+            for env, description in zip(config.env_index, task.result(), strict=True)
+        }
+
+    async def _start_worker(self, index: int, config: WorkerConfig) -> list[EnvMetadata]:
+        try:
+            async with asyncio.timeout(self._timeouts.start):
+                worker = await self._spawn(index)
+                reply = await worker.channel.request(Opcode.START, (), (), pickle.dumps(config))
+        except TimeoutError:
+            raise self._start_error(
+                index, f"did not build its envs within {self._timeouts.start} s (start_timeout)"
+            ) from None
+        except WorkerDiedError as error:
+            raise self._start_error(index, f"ended before its envs were built: {error}") from None
+        except OSError as error:
+            raise self._start_error(index, f"could not be started: {error}") from error
+        if reply.opcode is Opcode.FAILED:
+            raise _factory_error(pickle.loads(reply.body), worker)
+        descriptions: list[EnvMetadata] = cloudpickle.loads(reply.body)
+        return descriptions
+
+    async def _spawn(self, index: int) -> _Worker:
+        assert self._launcher is not None
+        assert self._block is not None
+        loop = asyncio.get_running_loop()
+        self._generation = self._generation % 0xFFFF + 1
+        process = WorkerProcess(self._launcher, self._method, self._block.fd)
+        channel = Channel(self._generation, self._answered)
+        worker = self._workers[index] = _Worker(index, self.groups[index], process, channel)
+        worker.end = asyncio.ensure_future(self._watch(worker))
+        process.sock.setblocking(False)
+        await loop.create_unix_connection(lambda: channel, sock=process.sock)
+        return worker
+
+    def _start_error(self, index: int, what: str) -> WorkerStartError:
+        envs, worker = self.groups[index], self._workers.get(index)
+        pid = worker.process.pid if worker is not None else None
+        return WorkerStartError(
+            f"the worker of {describe_envs(envs)} (pid {pid}) {what}", env_index=envs, pid=pid
+        )
+
+    async def _attach(self, indices: Collection[int]) -> None:
+        body = pickle.dumps(self.layout)
+        await asyncio.gather(
+            *(self._workers[index].channel.request(Opcode.ATTACH, (), (), body) for index in indices)
+        )
+
+    # -- requests ---------------------------------------------------------------------------------------
+
+    async def hold(self, selection: Selection, command: str) -> None:
+        if asyncio.get_running_loop() is not self._loop and not self.slots.closed:
+            raise AioEnvsError(
+                f"{command}: these envs belong to the event loop that started them, and this is another one"
+            )
+        if command == "reset" and self.slots.broken(selection.envs):
+            await self._revive(selection)
+        if not self.slots.acquire(selection.envs, command):
+            try:
+                await self._within(self._drain(selection.envs), selection, command)
+            except BaseException:
+                self.release(selection)
+                raise
+
+    async def _drain(self, envs: frozenset[int]) -> None:
+        while not self.slots.drained(envs):
+            waiter = asyncio.get_running_loop().create_future()
+            self._drained.append((envs, waiter))
+            await waiter
+        if broken := self.slots.broken(envs):
+            raise self.slots.error(min(broken))
+
+    async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
+        return await self._ask(selection, Opcode.SEED, pickle.dumps(seeds))
+
+    async def reset(self, selection: Selection, kwargs: Mapping[int, Mapping[str, Any]]) -> Outcome:
+        return await self._ask(selection, Opcode.RESET, cloudpickle.dumps(kwargs) if kwargs else b"")
+
+    async def step(
+        self, selection: Selection, actions: Mapping[int, Objects] | None, *, maybe_reset: bool
+    ) -> Outcome:
+        body = cloudpickle.dumps(actions) if actions else b""
+        return await self._ask(selection, Opcode.STEP_AND_MAYBE_RESET if maybe_reset else Opcode.STEP, body)
+
+    async def _ask(self, selection: Selection, opcode: Opcode, body: bytes) -> Outcome:
+        """Send a command to every worker concerned and await all replies."""
+        asked: list[asyncio.Future[Frame]] = []
+        for index, positions, envs in selection.parts:
+            worker = self._workers[index]
+            worker.last_command = opcode.name
+            asked.append(worker.channel.request(opcode, envs, positions, body))
+            self.slots.sent(envs)
+        replies = asyncio.gather(*asked)
+        if self._timeouts.step is not None:
+            return _merge(await self._within(replies, selection, opcode.name.lower()))
+        return _merge(await replies)
+
+    async def _within(self, awaitable: Any, selection: Selection, command: str) -> Any:
+        try:
+            async with asyncio.timeout(self._timeouts.step) as scope:
+                return await awaitable
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            late = tuple(sorted(self.slots.unanswered(selection.envs)))
+            raise self._late(late, command) from None
+
+    def _late(self, envs: tuple[int, ...], command: str) -> WorkerTimeoutError:
+        pids = [
+            worker.process.pid for worker in self._workers.values() if not set(worker.envs).isdisjoint(envs)
+        ]
+        return WorkerTimeoutError(
+            f"{describe_envs(envs)} (pid {', '.join(map(str, pids))}) did not answer {command} within "
+            f"{self._timeouts.step} s (step_timeout); the late reply will be dropped, and the next request for it "
+            "waits until it has come",
+            env_index=envs,
+            pid=pids[0] if pids else None,
+        )
+
+    def _answered(self, envs: Collection[int]) -> None:
+        self.slots.answered(envs)
+        if self._drained:
+            self._wake()
+
+    def _wake(self) -> None:
+        for envs, waiter in self._drained:
+            if self.slots.drained(envs) and not waiter.done():
+                waiter.set_result(None)
+        self._drained = [(envs, waiter) for envs, waiter in self._drained if not waiter.done()]
+
+    # -- the end of workers -----------------------------------------------------------------------------
+
+    async def _watch(self, worker: _Worker) -> None:
+        """The one place where a worker's end is noticed, whichever sign of it comes first."""
+        how, cause = await worker.ended()
+        worker.channel.close()
+        if not how_known(how):
+            worker.process.signal(signal.SIGKILL)
+        pid = worker.process.pid
+        if worker.closing:
+            worker.channel.fail(WorkerError("the worker was closed", env_index=worker.envs, pid=pid))
+            return
+        error = WorkerDiedError(
+            f"the worker of {describe_envs(worker.envs)} (pid {pid}) {how} (last command: {worker.last_command})",
+            env_index=worker.envs,
+            pid=pid,
+        )
+        error.__cause__ = cause
+        logger.warning("%s", error)
+        self.slots.break_(worker.envs, error)
+        worker.channel.fail(error)
+        self._wake()
+
+    async def _revive(self, selection: Selection) -> None:
+        """Replace the dead workers of these envs; their other envs then need a reset of their own."""
+        dead = [index for index, _, envs in selection.parts if self.slots.broken(envs)]
+        configs = self._configs()
+        for index in dead:
+            description = await self._start_worker(index, configs[index])
+            agree([self.metadata, *description])
+        await self._attach(dead)
+        for index in dead:
+            self.slots.repair(self.groups[index])
+
+    async def close(self) -> None:
+        self.slots.close()
+        await self._end(polite=True)
+
+    async def _end(self, *, polite: bool) -> None:
+        """Ask, terminate, kill; shielded, so that a cancelled close still closes."""
+        ending = asyncio.ensure_future(self._climb(polite=polite))
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            for worker in self._workers.values():
+                worker.process.signal(signal.SIGKILL)
+            await ending
+            raise
+
+    async def _climb(self, *, polite: bool) -> None:
+        workers = list(self._workers.values())
+        budget = self._timeouts.close
+        ladder: list[tuple[float, Callable[[_Worker], None]]] = [(2.0, _kill)]
+        if polite:
+            ladder = [(0.7 * budget, _ask_to_close), (0.2 * budget, _terminate), (0.1 * budget + 2.0, _kill)]
+        for worker in workers:
+            worker.closing = True
+        for patience, act in ladder:
+            alive = [worker for worker in workers if not worker.process.exited.done()]
+            if not alive:
+                break
+            for worker in alive:
+                act(worker)
+            await asyncio.wait([worker.process.exited for worker in alive], timeout=patience)
+        await self._give_back(workers)
+
+    async def _give_back(self, workers: Sequence[_Worker]) -> None:
+        for worker in workers:
+            worker.channel.close()
+            worker.process.abandon()
+        ends = [worker.end for worker in workers if worker.end is not None]
+        if ends:
+            await asyncio.wait(ends)
+        self._workers.clear()
+        self._release_block()
+        if self._launcher is not None and self._method == "fork":
+            await self._launcher.close()
+        self._launcher = None
+
+    def _release_block(self) -> None:
+        self.arrays = {}
+        if self._block is not None:
+            self._block.close()
+            self._block = None
+
+    def discard(self) -> None:
+        self.slots.close()
+        loop, self._loop = self._loop, None
+        if loop is not None and loop.is_running():
+            loop.call_soon_threadsafe(self._abandon)
+        elif loop is not None:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        workers, self._workers = list(self._workers.values()), {}
+        for worker in workers:
+            worker.closing = True
+            if worker.end is not None:
+                worker.end.cancel()
+            worker.channel.close()
+            worker.process.abandon()
+        self._release_block()
+        if self._launcher is not None and self._method == "fork":
+            self._launcher.stop()
+
+
+def how_known(how: Exit) -> bool:
+    """Whether the process is known to be gone."""
+    return how.returncode is not None
+
+
+def _ask_to_close(worker: _Worker) -> None:
+    with contextlib.suppress(Exception):
+        worker.channel.request(Opcode.CLOSE, ())
+
+
+def _terminate(worker: _Worker) -> None:
+    worker.process.signal(signal.SIGTERM)
+
+
+def _kill(worker: _Worker) -> None:
+    worker.process.signal(signal.SIGKILL)
+
+
+def _merge(replies: Sequence[Frame]) -> Outcome:
+    """One outcome of all replies.
+
+    Raises:
+        Exception: The failure of the lowest env, if there is one.
+    """
+    outcome = Outcome()
+    failures: dict[int, Exception] = {}
+    for reply in replies:
+        if reply.positions:
+            outcome.finished += reply.positions[0]
+        if reply.opcode is Opcode.FAILED:
+            failures |= {env: rebuild(failure) for env, failure in pickle.loads(reply.body).items()}
+        elif reply.body:
+            outcome.objects |= cloudpickle.loads(reply.body)
+    if failures:
+        raise first_failure(failures)
+    return outcome
+
+
+def _factory_error(failures: dict[int, Failure], worker: _Worker) -> WorkerStartError:
+    env, failure = next(iter(failures.items()))
+    error = WorkerStartError(
+        f"the factory of env {env} failed in process {worker.process.pid}: {failure.summary}",
+        env_index=worker.envs,
+        pid=worker.process.pid,
+    )
+    error.__cause__ = rebuild(failure)
+    return error
+
+
+def _pickle(env: int, factory: Any, kwargs: Mapping[str, Any]) -> bytes:
+    try:
+        data: bytes = cloudpickle.dumps((factory, dict(kwargs)))
+    except Exception as error:
+        raise WorkerStartError(
+            f"the factory of env {env}, {factory!r}, or its keyword arguments cannot be pickled for a worker "
+            f"({error}); build what cannot be pickled inside the factory, or use mp_start_method='fork'",
+            env_index=[env],
+        ) from error
+    return data
+
+
+def _own_registrations() -> bytes | None:
+    """Gymnasium ids that this process knows and a fresh one would not."""
+    gymnasium = sys.modules.get("gymnasium")
+    if gymnasium is None:
+        return None
+    own = {}
+    for name, spec in gymnasium.registry.items():
+        entry = spec.entry_point
+        if isinstance(entry, str) and entry.startswith("gymnasium.envs."):
+            continue
+        try:
+            cloudpickle.dumps(spec)
+        except Exception:
+            continue
+        own[name] = spec
+    return cloudpickle.dumps(own) if own else None

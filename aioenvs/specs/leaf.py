@@ -1,0 +1,213 @@
+"""The base of the specs that describe one entry, and the handling of tensors that are expanded views."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from .base import DeviceLike, Rearrange, TensorSpec, as_device, as_shape, concrete, ends_with
+
+
+class LeafSpec(TensorSpec):
+    """The spec of one entry."""
+
+    _device: torch.device
+    _held: tuple[str, ...] = ()
+    """The attributes that are None or tensors: of the spec's shape with 1 for -1, perhaps with dims behind."""
+
+    def __init__(self, shape: Iterable[int] | int, device: DeviceLike | None) -> None:
+        self._shape = as_shape(shape)
+        self._device = torch.get_default_device() if device is None else as_device(device)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of a value."""
+        return self._device
+
+    def _size(self, shape: Sequence[int]) -> torch.Size:
+        """Return the shape of a value drawn with `shape`."""
+        own = self._shape
+        return torch.Size([*shape, *(concrete(own) if -1 in own else own)])
+
+    def to(self, dest: DeviceLike | torch.dtype) -> Self:
+        """Return the spec on another device or of another dtype."""
+        new = copy.copy(self)
+        if isinstance(dest, torch.dtype):
+            new._dtype = dest
+            return new
+        new._device = as_device(dest)
+        for name in self._held:
+            setattr(new, name, moved(getattr(self, name), new._device))
+        return new
+
+    def _rearranged(self, shape: torch.Size, op: Rearrange) -> Self:
+        new = copy.copy(self)
+        new._shape = shape
+        for name in self._held:
+            held = getattr(self, name)
+            setattr(new, name, None if held is None else op(held))
+        return new
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other spec describes the same values on the same device."""
+        return (
+            type(self) is type(other)
+            and isinstance(other, LeafSpec)
+            and (self._shape, self._dtype, self._device) == (other._shape, other._dtype, other._device)
+            and all(same(getattr(self, name), getattr(other, name)) for name in self._held)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _details(self) -> list[str]:
+        """Return what the repr says besides shape, dtype and device."""
+        return []
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        details = [*self._details(), f"shape={tuple(self._shape)}"]
+        if self._dtype is not None:
+            details.append(f"dtype={dtype_name(self._dtype)}")
+        return f"{type(self).__name__}({', '.join(details)}, device={self._device})"
+
+
+class TensorLeafSpec(LeafSpec):
+    """The spec of one tensor."""
+
+    _dtype: torch.dtype
+
+    def __init__(self, shape: Iterable[int] | int, dtype: torch.dtype, device: DeviceLike | None) -> None:
+        super().__init__(shape, device)
+        self._dtype = dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of a value."""
+        return self._dtype
+
+    def zero(self, shape: Sequence[int] = ()) -> torch.Tensor:
+        """Return zeros of shape `(*shape, *self.shape)`; they need not be in the spec."""
+        return torch.zeros(self._size(shape), dtype=self._dtype, device=self._device)
+
+    def one(self, shape: Sequence[int] = ()) -> torch.Tensor:
+        """Return ones of shape `(*shape, *self.shape)`; they need not be in the spec."""
+        return torch.ones(self._size(shape), dtype=self._dtype, device=self._device)
+
+    def is_in(self, value: Any) -> bool:
+        """Whether the value fits: dtype, last dims and range. Leading dims and the device are free."""
+        return (
+            isinstance(value, torch.Tensor)
+            and value.dtype == self._dtype
+            and ends_with(value.shape, self._shape)
+            and self._contains(value)
+        )
+
+    @abstractmethod
+    def _contains(self, value: torch.Tensor) -> bool:
+        """Whether the elements of a value of the right shape and dtype are in range."""
+
+    def _domain(self) -> str:
+        """Say which elements are in range."""
+        return "any elements"
+
+    def _differences(self, value: Any, key: tuple[str, ...]) -> list[str]:
+        where = key_prefix(key)
+        if not isinstance(value, torch.Tensor):
+            return [f"{where}expected a tensor for {self!r}, found {type(value).__name__} {value!r}"]
+        found = []
+        if not ends_with(value.shape, self._shape):
+            found.append(f"{where}expected shape {open_shape(self._shape)}, found {tuple(value.shape)}")
+        if value.dtype != self._dtype:
+            found.append(f"{where}expected dtype {dtype_name(self._dtype)}, found {dtype_name(value.dtype)}")
+        if not found and not self._contains(value):
+            found.append(f"{where}expected {self._domain()}, found {_summary(value)}")
+        return found
+
+    def _fitted(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the value if its last dims fit."""
+        if not ends_with(value.shape, self._shape):
+            expected = open_shape(self._shape)
+            raise ValueError(f"expected shape {expected} for {self!r}, found {tuple(value.shape)}")
+        return value
+
+    def encode(self, value: Any) -> torch.Tensor:
+        """Return a numpy or Python value as a new tensor of this spec, see `TensorSpec.encode`."""
+        tensor = new_tensor(value, self._dtype, self._device)
+        shape = self._shape
+        if not ends_with(tensor.shape, shape) and shape[-1:] == (1,) and ends_with(tensor.shape, shape[:-1]):
+            tensor = tensor.unsqueeze(-1)
+        return self._fitted(tensor)
+
+    def to_numpy(self, value: torch.Tensor) -> Any:
+        """Return a value of this spec as a new array."""
+        return np.array(value.detach().cpu().numpy())
+
+
+def key_prefix(key: tuple[str, ...]) -> str:
+    """Return the start of a sentence about the entry at `key`."""
+    return f"{(key[0] if len(key) == 1 else key)!r}: " if key else ""
+
+
+def open_shape(shape: Sequence[int]) -> str:
+    """Return the shape in words, with any dims in front."""
+    return f"({', '.join(['*', *map(str, shape)])})"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name without the module."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _summary(value: torch.Tensor) -> str:
+    if value.numel() <= 8:
+        return repr(value.tolist())
+    wide = value.detach().to(torch.float64)
+    return f"elements from {wide.min().item():g} to {wide.max().item():g}"
+
+
+@lru_cache(maxsize=64)
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
+    """Return the numpy dtype of a torch dtype, None if numpy has none (bfloat16)."""
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        return None
+
+
+def new_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a copy of an array-like as a tensor."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device=device, dtype=dtype, copy=True)
+    array_dtype = numpy_dtype(dtype)
+    if array_dtype is None:
+        return torch.from_numpy(np.array(value)).to(device=device, dtype=dtype)
+    tensor = torch.from_numpy(np.array(value, dtype=array_dtype))
+    return tensor if device.type == "cpu" else tensor.to(device)
+
+
+def compact(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view with one element along each expanded dim: each stored element once."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def moved(tensor: torch.Tensor | None, dest: torch.device | torch.dtype) -> torch.Tensor | None:
+    """Return the tensor on another device or of another dtype, as much expanded as it was."""
+    return None if tensor is None else compact(tensor).to(dest).expand(tensor.shape)
+
+
+def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    """Whether two tensors are equal, or both None."""
+    if a is None or b is None:
+        return a is b
+    if a.shape == b.shape and a.stride() == b.stride():
+        a, b = compact(a), compact(b)
+    return torch.equal(a, b)

@@ -1,0 +1,52 @@
+"""Each example runs as a user would run it, and prints what it promises."""
+
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run_example(name: str, *arguments: str) -> str:
+    """Run an example to its end; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=55,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_quickstart_prints_the_same_shapes_for_both_faces() -> None:
+    twin = [
+        "reset: observation (4, 4)",
+        *["step:  reward (4, 1) done (4, 1)"] * 3,
+        "rollout: batch size (4, 50)",
+    ]
+    lines = run_example("quickstart.py").splitlines()
+    assert lines == ["AsyncParallelEnv", *twin, "ParallelEnv", *twin]
+
+
+def test_classic_loop_learns() -> None:
+    output = run_example("classic_loop.py", "--seed", "0", "--iterations", "25")
+    returns = [float(found) for found in re.findall(r"mean return +([0-9.]+)$", output, flags=re.MULTILINE)]
+    assert len(returns) == 25
+    assert statistics.fmean(returns[-3:]) > 2 * statistics.fmean(returns[:3])
+
+
+def test_classic_loop_is_repeatable() -> None:
+    first, second = (run_example("classic_loop.py", "--seed", "3", "--iterations", "2") for _ in range(2))
+    assert first == second
+
+
+def test_classic_loop_help_lists_the_options() -> None:
+    output = run_example("classic_loop.py", "--help")
+    assert "--seed" in output
+    assert "--iterations" in output
