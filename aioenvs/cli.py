@@ -5,7 +5,6 @@ Importing this module, and so ``aioenvs --help``, imports neither torch nor Gymn
 
 import argparse
 import difflib
-import importlib
 import math
 import os
 import re
@@ -17,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+
+from aioenvs.registry import find_spec
 
 if TYPE_CHECKING:
     import asyncio
@@ -237,35 +238,13 @@ def check_env_id(env_id: str) -> None:
         CommandError: Gymnasium is not installed, the id is not registered or not well formed, or its
             module cannot be imported.
     """
-    try:
-        import gymnasium
-        from gymnasium.envs import registration
-    except ImportError as error:
-        advice = "To install it: pip install 'aioenvs[gym]'"
-        raise CommandError(f"Gymnasium cannot be imported ({error}). {advice}") from error
-    module, colon, name = env_id.rpartition(":")
-    if colon:
-        _import_module(module)
-    try:
-        namespace, base, version = registration.parse_env_id(name)
-        if version is None and registration.find_highest_version(namespace, base) is not None:
-            return  # gymnasium.make takes the latest version, and says so
-        gymnasium.spec(name)
-    except gymnasium.error.NamespaceNotFound as error:
-        advice = f"To import the package that registers it, write package:{name}"
-        raise CommandError(f"{one_line(error)} {advice}", EXIT_USAGE) from error
-    except gymnasium.error.Error as error:
-        raise CommandError(one_line(error), EXIT_USAGE) from error
-
-
-def _import_module(name: str) -> None:
-    """Import the module that registers an environment."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     try:
-        importlib.import_module(name)
-    except Exception as error:  # a module may raise anything
-        raise CommandError(f"cannot import {name!r}: {_describe(error)}", EXIT_USAGE) from error
+        find_spec(env_id)
+    except Exception as error:  # Gymnasium's own, or what importing a module raised
+        code = EXIT_FAILURE if getattr(error, "name", None) == "gymnasium" else EXIT_USAGE
+        raise CommandError(" ".join([one_line(error), *getattr(error, "__notes__", [])]), code) from error
 
 
 def one_line(error: BaseException) -> str:
@@ -456,9 +435,7 @@ def live_line(report: RunReport) -> Iterator[Callable[[], None]]:
     if not sys.stdout.isatty():
         yield lambda: None
         return
-    name, status = (
-        TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[status]}")
-    )
+    name, status = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[status]}"))
     columns = (name, BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("steps"), status)
     # Redrawn by the event loop itself: no thread that could be left over after an interrupt.
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:

@@ -84,9 +84,7 @@ class WorkerTimeoutError(WorkerError, TimeoutError):
     """A worker did not answer in time. Its late reply will be dropped; other envs are not affected."""
 
 
-def _rebuild(
-    cls: type[WorkerError], message: str, env_index: tuple[int, ...], pid: int | None
-) -> WorkerError:
+def _rebuild(cls: type[WorkerError], message: str, env_index: tuple[int, ...], pid: int | None) -> WorkerError:
     return cls(message, env_index=env_index, pid=pid)
 
 

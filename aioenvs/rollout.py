@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
@@ -23,7 +23,7 @@ Steps = Generator[Any, Any, TensorDictBase]
 TENSORDICT_NAMES = ("td", "tensordict", "data")
 
 
-class Steppable(Protocol):
+class Steppable(Protocol):  # documented where they are defined
     """What a rollout needs of an async env."""
 
     @property
@@ -58,9 +58,7 @@ class RolloutOptions:
         if self.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
         if self.break_when_any_done and self.break_when_all_done:
-            raise TypeError(
-                "break_when_any_done and break_when_all_done exclude each other; set one to False"
-            )
+            raise TypeError("break_when_any_done and break_when_all_done exclude each other; set one to False")
 
 
 def rollout(
@@ -123,12 +121,11 @@ def _truncate(row: TensorDictBase, env: Steppable) -> None:
     following.set("done", torch.ones_like(following.get("done")))
 
 
-def _stacked(
-    rows: list[TensorDictBase], options: RolloutOptions, out: TensorDictBase | None
-) -> TensorDictBase:
+def _stacked(rows: list[TensorDictBase], options: RolloutOptions, out: TensorDictBase | None) -> TensorDictBase:
     dim = rows[0].ndim
+    stacked: TensorDictBase
     if options.return_contiguous:
-        stacked = TensorDict.stack(rows, dim) if out is None else torch.stack(rows, dim, out=out)
+        stacked = TensorDict.stack(rows, dim, out=out)
     else:
         stacked = LazyStackedTensorDict.lazy_stack(rows, dim)
     stacked.refine_names(..., "time")
@@ -148,7 +145,7 @@ def as_policy(policy: Any, env: Steppable) -> Policy:
     if not callable(policy):
         raise TypeError(f"expected a policy that can be called, got {policy!r}")
     if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
-        return policy
+        return cast(Policy, policy)
     return policy if _takes_tensordict(policy) else _on_observations(policy, env)
 
 

@@ -81,6 +81,7 @@ def mean_return(rollout: TensorDict) -> float:
 def train(seed: int, iterations: int) -> None:
     """Train a policy and print the mean return of each iteration."""
     torch.manual_seed(seed)
+    torch.set_num_threads(1)  # the network is small: more threads would only wait for each other
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=LEARNING_RATE)
     with ParallelEnv(NUM_WORKERS, lambda: gym.make("CartPole-v1")) as env:

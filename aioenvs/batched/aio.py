@@ -230,7 +230,7 @@ class AsyncBatchedEnv(Described):
             Exception: Whatever an env raised, with its index and the worker's traceback as a note. The others have
                 stepped; the failed one needs a reset.
         """
-        rows, following, _ = await self._advance(td, maybe_reset=False)
+        _, following, _ = await self._advance(td, maybe_reset=False)
         self._results.set_next(td, following)
         return td
 

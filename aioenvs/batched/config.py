@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aioenvs.engine.workers import Timeouts
+from aioenvs.registry import find_spec
 
 __all__ = ["BatchConfig", "available_cores"]
 
@@ -118,21 +120,10 @@ def _factory(fn: Any) -> Any:
             "give a function that returns it, such as lambda: ..."
         )
     if isinstance(fn, str):
-        return _registered(fn)
+        return find_spec(fn)
     if callable(fn) or type(fn).__name__ == "EnvSpec":
         return fn
     raise TypeError(f"create_env_fn must be a callable, a Gymnasium id, or a list of those, got {fn!r}")
-
-
-def _registered(env_id: str) -> Any:
-    """Look an id up in this process, where the user may have registered it, so that workers need not know it."""
-    try:
-        import gymnasium
-    except ImportError as error:
-        raise ImportError(
-            f"the id {env_id!r} needs Gymnasium, which is not installed: pip install 'aioenvs[gym]'"
-        ) from error
-    return gymnasium.spec(env_id)
 
 
 def _kwargs(num_workers: int, given: Any) -> tuple[Mapping[str, Any], ...]:
@@ -153,11 +144,9 @@ def _groups(num_workers: int, num_processes: int | None) -> tuple[tuple[int, ...
         num_processes = min(num_workers, available_cores())
     _check_count("num_processes", num_processes)
     if num_processes > num_workers:
-        raise ValueError(
-            f"num_processes is {num_processes}, more than the {num_workers} envs there are to host"
-        )
+        raise ValueError(f"num_processes is {num_processes}, more than the {num_workers} envs there are to host")
     bounds = [num_workers * process // num_processes for process in range(num_processes + 1)]
-    return tuple(tuple(range(low, high)) for low, high in zip(bounds, bounds[1:], strict=False))
+    return tuple(tuple(range(low, high)) for low, high in itertools.pairwise(bounds))
 
 
 def available_cores() -> int:
@@ -170,11 +159,10 @@ def available_cores() -> int:
 def _cgroup_quota(root: Path, membership: Path) -> float | None:
     """Cores granted by the quota of cgroup v2, or of v1, whichever the system has."""
     try:
-        path = next(
-            (line.split("::", 1)[1].strip("/\n") for line in membership.open() if line.startswith("0::")), ""
-        )
+        lines = membership.read_text().splitlines()
     except OSError:
         return None
+    path = next((line.split("::", 1)[1].strip("/") for line in lines if line.startswith("0::")), "")
     quotas = [
         _v2_quota(folder / "cpu.max")
         for folder in (root / path, *(root / path).parents)

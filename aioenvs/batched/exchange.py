@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
-from aioenvs.engine.layout import Arrays, Key
+from aioenvs.engine.layout import Key
 from aioenvs.engine.metadata import ACTION, DONE_KEYS, NEXT, REWARD_KEY, ROOT
 from aioenvs.engine.pool import Pool
 from aioenvs.engine.spaces import Objects, integer_range
@@ -36,9 +36,7 @@ class Exchange:
         self.num_envs = pool.num_envs
         self._arrays = pool.arrays
         self._objects = pool.metadata.objects
-        self._action_bounds = {
-            key: integer_range(space) for key, space in pool.metadata.spaces[ACTION].items()
-        }
+        self._action_bounds = {key: integer_range(space) for key, space in pool.metadata.spaces[ACTION].items()}
         self._random = {key: pool.metadata.spaces[ACTION][key] for key in self._objects[ACTION]}
         self._packed = {region: _Packed(pool, region) for region in (NEXT, ROOT)}
         self._from_root = np.ones(pool.num_envs, np.bool_)
@@ -132,9 +130,7 @@ class Exchange:
         done = self._arrays[NEXT][DONE_KEYS[0]].reshape(-1)[chosen]
         self._from_root[chosen] = done if maybe_reset else False
 
-    def root_result(
-        self, following: Values, objects: Mapping[int, Mapping[str, Objects]], stepped: Rows
-    ) -> Values:
+    def root_result(self, following: Values, objects: Mapping[int, Mapping[str, Objects]], stepped: Rows) -> Values:
         """The root of the next step: what came of the last one, except where the env was reset since."""
         finished = following[("done",)].reshape(-1)
         if stepped is not None:
@@ -189,8 +185,7 @@ class _Packed:
         whole = next(iter(pool.arrays[region].values()))
         self._source = _bytes_behind(whole)[place.offset : place.offset + place.nbytes]
         self._plan = [
-            (item.leaf.key, (count, *item.leaf.shape), np.dtype(item.leaf.dtype), item.offset)
-            for item in place.places
+            (item.leaf.key, (count, *item.leaf.shape), np.dtype(item.leaf.dtype), item.offset) for item in place.places
         ]
 
     def read(self) -> Values:

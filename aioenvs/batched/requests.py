@@ -25,9 +25,7 @@ def check_size(td: Any, batch_size: torch.Size) -> None:
     if not isinstance(td, TensorDictBase):
         raise TypeError(f"expected a TensorDict of shape {tuple(batch_size)}, got {type(td).__name__}")
     if td.batch_size != batch_size:
-        raise RuntimeError(
-            f"Expected a tensordict with shape==env.batch_size, got {td.batch_size} and {batch_size}"
-        )
+        raise RuntimeError(f"Expected a tensordict with shape==env.batch_size, got {td.batch_size} and {batch_size}")
 
 
 def rows_of(td: TensorDictBase, name: str) -> Rows:
@@ -58,19 +56,13 @@ def reset_arguments(
         RuntimeError: If there are not as many dicts as envs.
     """
     if each is not None and len(each) != num_envs:
-        raise RuntimeError(
-            f"list_of_kwargs must have one dict for each of {num_envs} envs, but has {len(each)}"
-        )
+        raise RuntimeError(f"list_of_kwargs must have one dict for each of {num_envs} envs, but has {len(each)}")
     shared = dict(common)
     seed = shared.pop("seed", None)
     seeds = seed_chain(seed, num_envs)[0] if seed is not None else None
     arguments: dict[int, dict[str, Any]] = {}
     for env in range(num_envs):
-        own = (
-            shared
-            | ({} if seeds is None else {"seed": seeds[env]})
-            | dict(each[env] if each is not None else {})
-        )
+        own = shared | ({} if seeds is None else {"seed": seeds[env]}) | dict(each[env] if each is not None else {})
         if own:
             arguments[env] = own
     return arguments

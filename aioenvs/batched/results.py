@@ -75,7 +75,5 @@ def keep_others(td: TensorDictBase, rows: NDArray[np.intp], values: Values) -> V
             kept[key] = value.copy()
             kept[key][mask] = given.detach().cpu().numpy()[mask]
         else:
-            kept[key] = [
-                old if keep else new for old, new, keep in zip(given.tolist(), value, mask, strict=True)
-            ]
+            kept[key] = [old if keep else new for old, new, keep in zip(given.tolist(), value, mask, strict=True)]
     return kept

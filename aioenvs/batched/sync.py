@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import torch
 from tensordict import TensorDictBase
@@ -16,9 +15,32 @@ from aioenvs.batched.aio import AsyncBatchedEnv, AsyncParallelEnv, AsyncSerialEn
 from aioenvs.batched.described import Described
 from aioenvs.batched.signature import Signature
 from aioenvs.engine.portal import Immediate, LoopPortal, Portal
-from aioenvs.errors import AioEnvsError
 
 __all__ = ["BatchedEnv", "ParallelEnv", "SerialEnv"]
+
+P = ParamSpec("P")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def documented_by(coroutine: Callable[..., Any]) -> Callable[[Method], Method]:
+    """Give a method the docstring of the coroutine that it runs."""
+
+    def document(method: Method) -> Method:
+        method.__doc__ = coroutine.__doc__
+        return method
+
+    return document
+
+
+def arguments_of(
+    init: Callable[Concatenate[Any, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Give a constructor the signature of the one to which it passes everything on."""
+
+    def sign(own: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        return functools.wraps(init)(own)
+
+    return sign
 
 
 class BatchedEnv(Described):
@@ -62,11 +84,11 @@ class BatchedEnv(Described):
     def _random_objects(self) -> dict[Any, Any]:
         return self._env._random_objects()
 
-    @functools.wraps(AsyncBatchedEnv.start)
+    @documented_by(AsyncBatchedEnv.start)
     def start(self) -> None:
         self._run(self._env.start())
 
-    @functools.wraps(AsyncBatchedEnv.close)
+    @documented_by(AsyncBatchedEnv.close)
     def close(self, *, raise_if_closed: bool = True) -> None:
         try:
             self._run(self._env.close(raise_if_closed=raise_if_closed))
@@ -75,12 +97,12 @@ class BatchedEnv(Described):
             if portal is not None:
                 portal.close()
 
-    @functools.wraps(AsyncBatchedEnv.set_seed)
+    @documented_by(AsyncBatchedEnv.set_seed)
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int:
         following: int = self._run(self._env.set_seed(seed, static_seed))
         return following
 
-    @functools.wraps(AsyncBatchedEnv.reset)
+    @documented_by(AsyncBatchedEnv.reset)
     def reset(
         self,
         td: TensorDictBase | None = None,
@@ -91,22 +113,22 @@ class BatchedEnv(Described):
         result: TensorDictBase = self._run(self._env.reset(td, list_of_kwargs=list_of_kwargs, **kwargs))
         return result
 
-    @functools.wraps(AsyncBatchedEnv.step)
+    @documented_by(AsyncBatchedEnv.step)
     def step(self, td: TensorDictBase) -> TensorDictBase:
         result: TensorDictBase = self._run(self._env.step(td))
         return result
 
-    @functools.wraps(AsyncBatchedEnv.step_and_maybe_reset)
+    @documented_by(AsyncBatchedEnv.step_and_maybe_reset)
     def step_and_maybe_reset(self, td: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         result: tuple[TensorDictBase, TensorDictBase] = self._run(self._env.step_and_maybe_reset(td))
         return result
 
-    @functools.wraps(AsyncBatchedEnv.rand_step)
+    @documented_by(AsyncBatchedEnv.rand_step)
     def rand_step(self, td: TensorDictBase | None = None) -> TensorDictBase:
         result: TensorDictBase = self._run(self._env.rand_step(td))
         return result
 
-    @functools.wraps(AsyncBatchedEnv.rollout)
+    @documented_by(AsyncBatchedEnv.rollout)
     def rollout(
         self,
         max_steps: int,
@@ -167,7 +189,7 @@ class ParallelEnv(BatchedEnv):
     (torch.Size([4, 10]), [None, 'time'])
     """
 
-    @functools.wraps(AsyncParallelEnv.__init__)
+    @arguments_of(AsyncParallelEnv.__init__)
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(AsyncParallelEnv(*args, **options))
 
@@ -186,6 +208,6 @@ class SerialEnv(BatchedEnv):
     torch.Size([2, 1])
     """
 
-    @functools.wraps(AsyncSerialEnv.__init__)
+    @arguments_of(AsyncSerialEnv.__init__)
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(AsyncSerialEnv(*args, **options))

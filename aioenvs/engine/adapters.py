@@ -68,19 +68,13 @@ def adapt(env: Any, env_index: int) -> EnvAdapter:
     Raises:
         TypeError: If there is none; the message says what was found.
     """
-    if (
-        isinstance(env, type)
-        or not callable(getattr(env, "reset", None))
-        or not callable(getattr(env, "step", None))
-    ):
+    if isinstance(env, type) or not callable(getattr(env, "reset", None)) or not callable(getattr(env, "step", None)):
         found = f"the class {env.__name__}" if isinstance(env, type) else repr(env)
         raise TypeError(
             f"the factory of env {env_index} returned {found}; it must return an env, with methods reset and step"
         )
     if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
-        raise TypeError(
-            f"the factory of env {env_index} returned the vector env {env!r}; it must return a single env"
-        )
+        raise TypeError(f"the factory of env {env_index} returned the vector env {env!r}; it must return a single env")
     return GymAdapter(env, env_index)
 
 
@@ -100,9 +94,7 @@ class GymAdapter:
         self._row = row
         self._write_root = self._writer(ROOT, observation, arrays)
         self._write_next = self._writer(NEXT, observation, arrays)
-        self._read_action: Reader = reader(
-            self.env.action_space, (ACTION,), arrays[ACTION], self._objects[ACTION], row
-        )
+        self._read_action: Reader = reader(self.env.action_space, (ACTION,), arrays[ACTION], self._objects[ACTION], row)
         self._reward = following[REWARD_KEY].reshape(-1)
         self._done, self._terminated, self._truncated = (following[key].reshape(-1) for key in DONE_KEYS)
 
@@ -118,9 +110,7 @@ class GymAdapter:
             kwargs = {**kwargs, "seed": self._seed}
         result = self.env.reset(**kwargs)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise SpecMismatchError(
-                f"env {self.env_index}: reset must return (observation, info), found {result!r}"
-            )
+            raise SpecMismatchError(f"env {self.env_index}: reset must return (observation, info), found {result!r}")
         self._write_root(result[0])
         self._seed = None
         self._in_episode = True
@@ -153,9 +143,7 @@ class GymAdapter:
         try:
             return float(reward)
         except (TypeError, ValueError) as error:
-            raise SpecMismatchError(
-                f"env {self.env_index}: expected a number as reward, found {reward!r}"
-            ) from error
+            raise SpecMismatchError(f"env {self.env_index}: expected a number as reward, found {reward!r}") from error
 
     def objects(self, region: str) -> Objects:
         return self._objects[region]
@@ -173,9 +161,7 @@ def _describe(env: Any, env_index: int) -> EnvMetadata:
                 f"env {env_index} ({name}) must have a Gymnasium space as its {attribute}, found {space!r}"
             )
     if inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset):
-        raise SpecMismatchError(
-            f"env {env_index} ({name}) has coroutine methods, which need a coroutine adapter"
-        )
+        raise SpecMismatchError(f"env {env_index} ({name}) has coroutine methods, which need a coroutine adapter")
     observation = flatten(env.observation_space, observation_key(env.observation_space))
     action = flatten(env.action_space, (ACTION,))
     outcome = [Leaf(REWARD_KEY, "<f4", (1,)), *(Leaf(key, "|b1", (1,)) for key in DONE_KEYS)]

@@ -71,9 +71,7 @@ class EnvHost:
         self._collect(outcome, positions, (ROOT,))
         return outcome
 
-    def step(
-        self, positions: Sequence[int], actions: Mapping[int, Objects] | None, *, maybe_reset: bool
-    ) -> Outcome:
+    def step(self, positions: Sequence[int], actions: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
         """Step the selected envs, and reset those whose episode ended if `maybe_reset`."""
         if actions:
             for env, adapter in self._select(positions):

@@ -46,9 +46,7 @@ class InlinePool(Pool):
     async def reset(self, selection: Selection, kwargs: Mapping[int, Mapping[str, Any]]) -> Outcome:
         return self._check(self._host.reset(_positions(selection), kwargs), "reset")
 
-    async def step(
-        self, selection: Selection, actions: Mapping[int, Objects] | None, *, maybe_reset: bool
-    ) -> Outcome:
+    async def step(self, selection: Selection, actions: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
         outcome = self._host.step(_positions(selection), actions, maybe_reset=maybe_reset)
         return self._check(outcome, "step_and_maybe_reset" if maybe_reset else "step")
 

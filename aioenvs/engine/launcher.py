@@ -144,9 +144,7 @@ class _Launcher:
         for fd in (sock, block, stdout, child_stderr):
             os.close(fd)
 
-    def _become_worker(
-        self, order: Order, sock: int, block: int, stdout: int, stderr: int, foreign: list[int]
-    ) -> None:
+    def _become_worker(self, order: Order, sock: int, block: int, stdout: int, stderr: int, foreign: list[int]) -> None:
         code = 1
         try:
             signal.set_wakeup_fd(-1)

@@ -100,9 +100,7 @@ class Layout:
 
     def arrays(self, buffer: Any) -> dict[str, Arrays]:
         """Arrays `(num_envs, *shape)` over the whole block, by region and key."""
-        return {
-            name: region.views(buffer, self.num_envs, region.offset) for name, region in self.regions.items()
-        }
+        return {name: region.views(buffer, self.num_envs, region.offset) for name, region in self.regions.items()}
 
 
 def _place(region: str, num_envs: int, leaves: Iterable[Leaf]) -> tuple[tuple[Place, ...], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import secrets
@@ -47,10 +48,8 @@ class SharedBlock:
             os.close(self.fd)
             self.fd = -1
         if self._map is not None:
-            try:
+            with contextlib.suppress(BufferError):  # arrays still point into it: it is unmapped when they go
                 self._map.close()
-            except BufferError:  # arrays still point into it: it is unmapped when they go
-                pass
             self._map = None
 
 

@@ -51,9 +51,7 @@ class Pool(ABC):
         self.groups = tuple(tuple(group) for group in groups)
         self.num_envs = sum(map(len, self.groups))
         self.slots = Slots(self.num_envs)
-        self._home = {
-            env: (worker, position) for worker, g in enumerate(self.groups) for position, env in enumerate(g)
-        }
+        self._home = {env: (worker, position) for worker, g in enumerate(self.groups) for position, env in enumerate(g)}
         self._selections: dict[tuple[int, ...], Selection] = {}
         self.everything = self.select(range(self.num_envs))
 
@@ -110,15 +108,14 @@ class Pool(ABC):
         """Reset the envs with these keyword arguments, by index."""
 
     @abstractmethod
-    async def step(
-        self, selection: Selection, actions: Mapping[int, Objects] | None, *, maybe_reset: bool
-    ) -> Outcome:
+    async def step(self, selection: Selection, actions: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
         """Step the envs with the stored actions; `actions` are those without a fixed shape, by index."""
 
     @abstractmethod
     async def close(self) -> None:
         """Close all envs and give everything back. Always succeeds, also twice."""
 
+    @abstractmethod
     def discard(self) -> None:
         """Give everything back at once, without waiting and from any thread; for pools that were forgotten."""
 

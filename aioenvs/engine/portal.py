@@ -64,9 +64,7 @@ class LoopPortal:
         """
         if self._thread is None and not self._busy.acquire(blocking=False):
             coroutine.close()
-            raise ConcurrencyError(
-                "these envs are in the middle of a call from another thread; await its end first"
-            )
+            raise ConcurrencyError("these envs are in the middle of a call from another thread; await its end first")
         if self._thread is not None:
             return self._submit(coroutine)
         try:

@@ -156,9 +156,7 @@ class Launcher:
             stack.callback(os.close, status_end)
             streams = [_duplicate(fd, stack) for fd in (1, 2)]
             try:
-                self._send(
-                    child.LAUNCH, worker_id, pickle.dumps(order), [sock.fileno(), block, status_end, *streams]
-                )
+                self._send(child.LAUNCH, worker_id, pickle.dumps(order), [sock.fileno(), block, status_end, *streams])
             except BaseException:
                 os.close(status)
                 raise
@@ -183,8 +181,8 @@ class Launcher:
             return
         self._control.shutdown(socket.SHUT_WR)
         loop = asyncio.get_running_loop()
-        gone = loop.create_future()
-        loop.add_reader(self._control, lambda: gone.done() or gone.set_result(None))
+        gone: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._control, _resolve, gone)
         try:
             await asyncio.wait_for(gone, LAUNCHER_PATIENCE)
         except TimeoutError:
@@ -299,6 +297,11 @@ def stop_launchers() -> None:
         _launchers.clear()
     for launcher in stopping:
         launcher.stop()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _directory() -> str | None:

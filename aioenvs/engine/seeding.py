@@ -21,6 +21,7 @@ def seed_chain(seed: int | None, count: int, *, static: bool = False) -> tuple[l
 
     Args:
         seed: The first env's seed, None to draw one.
+        count: How many envs.
         static: Give the same seed to all, and return it.
 
     Raises:

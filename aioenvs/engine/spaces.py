@@ -156,7 +156,7 @@ def conform(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], key: Key, 
     if dtype.kind in "iu":
         fits = np.array_equal(cast, found)
     else:
-        fits = not dtype.kind == "f" or np.array_equal(np.isfinite(cast), np.isfinite(found))
+        fits = dtype.kind != "f" or np.array_equal(np.isfinite(cast), np.isfinite(found))
     if not fits:
         raise SpecMismatchError(f"{expected}, found values of {found.dtype} that do not fit: {value!r}")
     return cast

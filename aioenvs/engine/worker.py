@@ -53,7 +53,7 @@ def serve(sock: socket.socket, block: SharedBlock, inherited: Inherited = ()) ->
     Args:
         sock: Blocking stream to the parent.
         block: The pool's shared block, sized by the parent before it says ATTACH.
-        inherited: Factory and keyword arguments of every env of the pool, where this process was forked from the parent.
+        inherited: Factory and keyword arguments of every env of the pool, for a fork of the parent.
     """
     # Forked siblings must not share a random stream, and nobody has seeded this one.
     random.seed()

@@ -38,9 +38,7 @@ __all__ = ["Timeouts", "WorkerPool"]
 
 logger = logging.getLogger("aioenvs")
 
-LAST_WORDS = (
-    0.05  # seconds between the end of a worker's pipe and the report of its exit, or the other way round
-)
+LAST_WORDS = 0.05  # seconds between the end of a worker's pipe and the report of its exit, or the other way round
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,9 @@ class _Worker:
     async def ended(self) -> tuple[Exit, Exception | None]:
         """Wait for the process or its pipe to end, and give the other a moment to say so too."""
         exited, lost = self.process.exited, self.channel.lost
-        await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait({exited, lost}, timeout=LAST_WORDS)
+        signs: set[asyncio.Future[Any]] = {exited, lost}
+        await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(signs, timeout=LAST_WORDS)
         how = exited.result() if exited.done() else Exit(None, "its pipe was closed, but it did not exit")
         return how, lost.result() if lost.done() else None
 
@@ -113,9 +112,7 @@ class WorkerPool(Pool):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return tuple(
-            pid for _, worker in sorted(self._workers.items()) if (pid := worker.process.pid) is not None
-        )
+        return tuple(pid for _, worker in sorted(self._workers.items()) if (pid := worker.process.pid) is not None)
 
     # -- start ------------------------------------------------------------------------------------------
 
@@ -148,10 +145,7 @@ class WorkerPool(Pool):
             b"" if inherit else _pickle(env, factory, kwargs)
             for env, (factory, kwargs) in enumerate(zip(self._factories, self._kwargs, strict=True))
         ]
-        return [
-            WorkerConfig(group, tuple(pickled[env] for env in group), registry=registry)
-            for group in self.groups
-        ]
+        return [WorkerConfig(group, tuple(pickled[env] for env in group), registry=registry) for group in self.groups]
 
     async def _start_workers(self, configs: Sequence[WorkerConfig]) -> dict[int, EnvMetadata]:
         """Start all at once; the first that fails ends the others."""
@@ -203,15 +197,11 @@ class WorkerPool(Pool):
     def _start_error(self, index: int, what: str) -> WorkerStartError:
         envs, worker = self.groups[index], self._workers.get(index)
         pid = worker.process.pid if worker is not None else None
-        return WorkerStartError(
-            f"the worker of {describe_envs(envs)} (pid {pid}) {what}", env_index=envs, pid=pid
-        )
+        return WorkerStartError(f"the worker of {describe_envs(envs)} (pid {pid}) {what}", env_index=envs, pid=pid)
 
     async def _attach(self, indices: Collection[int]) -> None:
         body = pickle.dumps(self.layout)
-        await asyncio.gather(
-            *(self._workers[index].channel.request(Opcode.ATTACH, (), (), body) for index in indices)
-        )
+        await asyncio.gather(*(self._workers[index].channel.request(Opcode.ATTACH, (), (), body) for index in indices))
 
     # -- requests ---------------------------------------------------------------------------------------
 
@@ -243,9 +233,7 @@ class WorkerPool(Pool):
     async def reset(self, selection: Selection, kwargs: Mapping[int, Mapping[str, Any]]) -> Outcome:
         return await self._ask(selection, Opcode.RESET, cloudpickle.dumps(kwargs) if kwargs else b"")
 
-    async def step(
-        self, selection: Selection, actions: Mapping[int, Objects] | None, *, maybe_reset: bool
-    ) -> Outcome:
+    async def step(self, selection: Selection, actions: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
         body = cloudpickle.dumps(actions) if actions else b""
         return await self._ask(selection, Opcode.STEP_AND_MAYBE_RESET if maybe_reset else Opcode.STEP, body)
 
@@ -273,9 +261,7 @@ class WorkerPool(Pool):
             raise self._late(late, command) from None
 
     def _late(self, envs: tuple[int, ...], command: str) -> WorkerTimeoutError:
-        pids = [
-            worker.process.pid for worker in self._workers.values() if not set(worker.envs).isdisjoint(envs)
-        ]
+        pids = [worker.process.pid for worker in self._workers.values() if not set(worker.envs).isdisjoint(envs)]
         return WorkerTimeoutError(
             f"{describe_envs(envs)} (pid {', '.join(map(str, pids))}) did not answer {command} within "
             f"{self._timeouts.step} s (step_timeout); the late reply will be dropped, and the next request for it "

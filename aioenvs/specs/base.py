@@ -276,6 +276,8 @@ class TensorSpec(ABC):
         ndim = self._batch_ndim()
         known = self.shape.index(-1) if -1 in self.shape[:ndim] else ndim
         items = full_index(index, ndim)
+        while len(items) > known and isinstance(items[-1], slice) and items[-1] == slice(None):
+            items = items[:-1]
         try:
             head = torch.zeros((), dtype=torch.bool).expand(self.shape[:known])[items].shape
         except IndexError as error:

@@ -178,12 +178,12 @@ class MultiCategorical(IntervalSpec):
     @property
     def nvec(self) -> torch.Tensor:
         """How many values each element has, int64 of the spec's shape."""
-        return self._high.to(torch.int64) - self._low.to(torch.int64) + 1
+        return self.high.to(torch.int64) - self.low.to(torch.int64) + 1
 
     @property
     def start(self) -> torch.Tensor:
         """The smallest value of each element, of the spec's shape."""
-        return self._low
+        return self.low
 
     def _details(self) -> list[str]:
         return [f"nvec={self.nvec.tolist() if self._high.numel() <= 16 else '...'}"]

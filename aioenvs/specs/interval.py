@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from .base import DeviceLike, Rearrange, as_device, broadcasts, concrete
-from .leaf import TensorLeafSpec, compact, dtype_name, same
+from .base import DeviceLike, Rearrange, broadcasts, concrete
+from .leaf import TensorLeafSpec, compact, dtype_name, moved, numpy_dtype, same
 
 INT64 = torch.iinfo(torch.int64)
 NO_COMPARISON = (torch.uint16, torch.uint32, torch.uint64)
@@ -74,7 +74,10 @@ def draw_unbounded(low: torch.Tensor, high: torch.Tensor, size: torch.Size) -> t
 
 
 class IntervalSpec(TensorLeafSpec):
-    """Elements between `low` and `high`, both included."""
+    """Elements between `low` and `high`, both included.
+
+    The bounds are held in a dtype that can be compared (see `as_ordered`).
+    """
 
     _low: torch.Tensor
     _high: torch.Tensor
@@ -84,7 +87,7 @@ class IntervalSpec(TensorLeafSpec):
     _whole_numbers = True
 
     def _bound(self, low: torch.Tensor, high: torch.Tensor) -> None:
-        """Set the bounds, which broadcast to the spec's shape."""
+        """Set the bounds, which broadcast to the spec's shape and which its dtype can hold."""
         size = concrete(self._shape)
         lowest, highest = (_aminmax(low), _aminmax(high)) if size.numel() else ((0, 0), (0, 0))
         self._scalars = (
@@ -93,22 +96,35 @@ class IntervalSpec(TensorLeafSpec):
         self._finite = math.isfinite(lowest[0]) and math.isfinite(highest[1])
         if self._scalars is not None and size.numel():
             low, high = (bound[(0,) * bound.ndim].clone() for bound in (low, high))
-        self._low, self._high = low.expand(size), high.expand(size)
+        self._low, self._high = (self._comparable(bound.to(self._dtype)) for bound in (low, high))
+        self._low, self._high = (bound.to(self._device).expand(size) for bound in (self._low, self._high))
+
+    def _comparable(self, tensor: torch.Tensor) -> torch.Tensor:
+        return as_ordered(tensor) if self._dtype in NO_COMPARISON else tensor
+
+    def _natural(self, bound: torch.Tensor) -> torch.Tensor:
+        if self._dtype not in NO_COMPARISON:
+            return bound
+        return from_ordered(compact(bound), self._dtype).expand(bound.shape)
 
     def _bound_by(self, low: torch.Tensor, high: torch.Tensor) -> None:
-        """Set bounds given as int64, which the spec's dtype must be able to hold."""
+        """Set bounds given as int64.
+
+        Raises:
+            ValueError: the spec's dtype cannot hold them.
+        """
         check_dtype(low, high, self._dtype)
-        self._bound(low.to(self._device, self._dtype), high.to(self._device, self._dtype))
+        self._bound(low, high)
 
     @property
     def low(self) -> torch.Tensor:
-        """The lower bounds, of the spec's shape; a view that must not be written to."""
-        return self._low
+        """The lower bounds, of the spec's shape: a view, not to be written to."""
+        return self._natural(self._low)
 
     @property
     def high(self) -> torch.Tensor:
-        """The upper bounds, of the spec's shape; a view that must not be written to."""
-        return self._high
+        """The upper bounds, of the spec's shape: a view, not to be written to."""
+        return self._natural(self._high)
 
     def rand(self, shape: Sequence[int] = ()) -> Any:
         """Return a random value of shape `(*shape, *self.shape)`, uniform over the interval."""
@@ -127,9 +143,7 @@ class IntervalSpec(TensorLeafSpec):
         if self._scalars is not None and value.dtype not in NO_COMPARISON:
             lowest, highest = value.aminmax()
             return self._scalars[0] <= lowest.item() and highest.item() <= self._scalars[1]
-        low, high = self._low.to(value.device), self._high.to(value.device)
-        if value.dtype in NO_COMPARISON:
-            value, low, high = as_ordered(value), as_ordered(low), as_ordered(high)
+        low, high, value = self._low.to(value.device), self._high.to(value.device), self._comparable(value)
         return bool(((value >= low) & (value <= high)).all())
 
     def project(self, value: torch.Tensor) -> torch.Tensor:
@@ -144,16 +158,16 @@ class IntervalSpec(TensorLeafSpec):
     def _domain(self) -> str:
         if self._scalars is not None:
             return f"elements in [{self._scalars[0]}, {self._scalars[1]}]"
-        return f"elements in [{_bounds_text(self._low)}, {_bounds_text(self._high)}]"
+        return f"elements in [{_bounds_text(self.low)}, {_bounds_text(self.high)}]"
 
     def to(self, dest: DeviceLike | torch.dtype) -> Self:
         """Return the spec on another device or of another dtype."""
         new = super().to(dest)
         if isinstance(dest, torch.dtype):
-            check_dtype(self._low, self._high, dest)
-            new._bound(compact(self._low).to(dest), compact(self._high).to(dest))
+            check_dtype(self.low, self.high, dest)
+            new._bound(compact(self.low).to(dest), compact(self.high).to(dest))
         else:
-            new._bound(compact(self._low).to(new._device), compact(self._high).to(new._device))
+            new._low, new._high = moved(self._low, new._device), moved(self._high, new._device)
         return new
 
     def _rearranged(self, shape: torch.Size, op: Rearrange) -> Self:
@@ -167,12 +181,11 @@ class IntervalSpec(TensorLeafSpec):
 
     def __eq__(self, other: object) -> bool:
         """Whether the other spec describes the same values on the same device."""
-        return (
-            super().__eq__(other)
-            and isinstance(other, IntervalSpec)
-            and same(self._low, other._low)
-            and same(self._high, other._high)
-        )
+        if not super().__eq__(other) or not isinstance(other, IntervalSpec):
+            return False
+        if self._scalars is not None and other._scalars is not None:
+            return self._scalars == other._scalars
+        return same(self._low, other._low) and same(self._high, other._high)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -215,7 +228,7 @@ class Bounded(IntervalSpec):
             raise ValueError(f"expected the dtype of a number for Bounded, found {dtype}")
         if device is None and isinstance(low, torch.Tensor):
             device = low.device
-        low, high = _as_bound("low", low, dtype, device), _as_bound("high", high, dtype, device)
+        low, high = _as_bound("low", low, dtype), _as_bound("high", high, dtype)
         if shape is None:
             shape = np.broadcast_shapes(low.shape, high.shape)
             if not shape:
@@ -246,7 +259,7 @@ class Bounded(IntervalSpec):
         return value.clamp(self._low.to(value.device), self._high.to(value.device))
 
     def _details(self) -> list[str]:
-        return [f"low={_bounds_text(self._low)}", f"high={_bounds_text(self._high)}"]
+        return [f"low={_bounds_text(self.low)}", f"high={_bounds_text(self.high)}"]
 
 
 class Unbounded(TensorLeafSpec):
@@ -297,29 +310,43 @@ def _bounds_dtype(low: Any, high: Any) -> torch.dtype:
     return torch.get_default_dtype()
 
 
-def _as_bound(name: str, value: Any, dtype: torch.dtype, device: DeviceLike | None) -> torch.Tensor:
+def _as_bound(name: str, value: Any, dtype: torch.dtype) -> torch.Tensor:
     """Return a copy of a bound as a tensor, unless an integer dtype cannot hold it."""
-    try:
-        tensor = value.detach() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
-    except TypeError:
-        raise ValueError(f"expected a number or an array of numbers as {name}, found {value!r}") from None
-    place = torch.get_default_device() if device is None else as_device(device)
-    if not dtype.is_floating_point:
-        tensor = _whole(name, tensor, dtype) if tensor.is_floating_point() else tensor
-        check_dtype(tensor, tensor, dtype)
-    return tensor.to(place, dtype, copy=True)
+    array = value.detach() if isinstance(value, torch.Tensor) else np.array(value)
+    if dtype.is_floating_point:
+        try:
+            return torch.as_tensor(array).to(dtype, copy=True)
+        except TypeError:
+            raise ValueError(f"expected a number or an array of numbers as {name}, found {value!r}") from None
+    if isinstance(value, torch.Tensor | np.ndarray):
+        tensor = torch.as_tensor(array)
+        if not tensor.is_floating_point():
+            check_dtype(tensor, tensor, dtype)
+            return tensor.to(dtype, copy=True)
+    return _whole(name, np.array(value, dtype=object), dtype)
 
 
-def _whole(name: str, bound: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return float bounds as integers; an infinite one becomes the extreme of the dtype."""
+def _whole(name: str, numbers: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+    """Return Python numbers as integers; an infinite one becomes the extreme of the dtype."""
     info = torch.iinfo(dtype)
-    numbers = bound.flatten().tolist()
-    if not all(math.isinf(number) or number.is_integer() for number in numbers):
-        raise ValueError(f"expected whole numbers as {name} of {dtype_name(dtype)}, found {bound.tolist()!r}")
     extremes = {math.inf: info.max, -math.inf: info.min}
-    whole = [extremes[number] if math.isinf(number) else int(number) for number in numbers]
-    array = np.array(whole, dtype=None if bound.numel() else np.int64).reshape(bound.shape)
-    return torch.from_numpy(array)
+
+    def whole(number: Any) -> int:
+        if number in extremes:
+            return extremes[number]
+        if int(number) != number:
+            raise ValueError(number)
+        return int(number)
+
+    try:
+        integers = [whole(number) for number in numbers.ravel().tolist()]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"expected whole numbers as {name} of {dtype_name(dtype)}, found {numbers.tolist()!r}"
+        ) from None
+    if integers:
+        _check_range(min(integers), max(integers), dtype)
+    return torch.from_numpy(np.array(integers, dtype=numpy_dtype(dtype)).reshape(numbers.shape))
 
 
 def _check_bounds(low: torch.Tensor, high: torch.Tensor, shape: torch.Size) -> None:
@@ -338,11 +365,13 @@ def _check_bounds(low: torch.Tensor, high: torch.Tensor, shape: torch.Size) -> N
 
 
 def check_dtype(low: torch.Tensor, high: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raise ValueError unless the integer dtype can hold the finite bounds."""
-    if dtype.is_floating_point or not low.numel():
-        return
+    """Raise ValueError unless the dtype, if one of integers, can hold the bounds."""
+    if low.numel() and not dtype.is_floating_point:
+        _check_range(_aminmax(low)[0], _aminmax(high)[1], dtype)
+
+
+def _check_range(lowest: float, highest: float, dtype: torch.dtype) -> None:
     least, most = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    lowest, highest = _aminmax(low)[0], _aminmax(high)[1]
     if not least <= lowest <= highest <= most:
         raise ValueError(f"{dtype_name(dtype)} cannot hold the values from {lowest} to {highest}")
 

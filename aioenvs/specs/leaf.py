@@ -19,7 +19,7 @@ class LeafSpec(TensorSpec):
 
     _device: torch.device
     _held: tuple[str, ...] = ()
-    """The attributes that are None or tensors: of the spec's shape with 1 for -1, perhaps with dims behind."""
+    """The attributes that are None or tensors: of the spec's shape (1 for -1), perhaps with dims behind."""
 
     def __init__(self, shape: Iterable[int] | int, device: DeviceLike | None) -> None:
         self._shape = as_shape(shape)
@@ -43,7 +43,8 @@ class LeafSpec(TensorSpec):
             return new
         new._device = as_device(dest)
         for name in self._held:
-            setattr(new, name, moved(getattr(self, name), new._device))
+            held = getattr(self, name)
+            setattr(new, name, None if held is None else moved(held, new._device))
         return new
 
     def _rearranged(self, shape: torch.Size, op: Rearrange) -> Self:
@@ -199,14 +200,14 @@ def compact(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def moved(tensor: torch.Tensor | None, dest: torch.device | torch.dtype) -> torch.Tensor | None:
-    """Return the tensor on another device or of another dtype, as much expanded as it was."""
-    return None if tensor is None else compact(tensor).to(dest).expand(tensor.shape)
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return the tensor on another device, as much expanded as it was."""
+    return compact(tensor).to(device).expand(tensor.shape)
 
 
 def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     """Whether two tensors are equal, or both None."""
-    if a is None or b is None:
+    if a is b or a is None or b is None:
         return a is b
     if a.shape == b.shape and a.stride() == b.stride():
         a, b = compact(a), compact(b)

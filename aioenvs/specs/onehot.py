@@ -48,7 +48,7 @@ class MultiOneHot(TensorLeafSpec):
         counts = integers("nvec", nvec)
         if counts.ndim != 1 or not counts.numel() or not bool((counts >= 1).all()):
             raise ValueError(f"expected one n >= 1 per choice for {type(self).__name__}, found {nvec!r}")
-        self._nvec = tuple(counts.tolist())
+        self._nvec: tuple[int, ...] = tuple(counts.tolist())
         total = sum(self._nvec)
         size = as_shape([total] if shape is None else shape)
         if size[-1:] != (total,):

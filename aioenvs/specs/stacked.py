@@ -271,8 +271,8 @@ class _Stack(TensorSpec):
 class Stacked(_Stack):
     """Different leaf specs along one dim.
 
-    Values are dense tensors where the shapes agree, and nested tensors (`torch.nested`, only along the
-    first dim) where they do not. Where a value is taken, a list of tensors will do.
+    Values are dense tensors where the shapes agree, and nested tensors (`torch.nested`, jagged) where
+    they do not. Where a value is taken, a list of tensors will do.
 
     >>> import torch
     >>> from aioenvs.specs import Bounded, Categorical
@@ -308,12 +308,15 @@ class Stacked(_Stack):
             raise ValueError(f"cannot stack values of the dtypes {dtypes}")
         if len({value.shape for value in values}) == 1:
             return torch.stack(list(values), dim)
-        if dim != 0:
-            raise ValueError(
-                f"cannot stack values of the shapes {_shapes(values)} along dim {dim}: "
-                "a nested tensor varies along dim 0 only; stack Composites instead"
-            )
-        return torch.nested.nested_tensor(list(values))
+        try:
+            if dim == 0:
+                return torch.nested.nested_tensor(list(values), layout=torch.jagged)
+        except RuntimeError:
+            pass
+        raise ValueError(
+            f"cannot stack values of the shapes {_shapes(values)} along dim {dim}: a nested tensor is stacked "
+            "along dim 0 and varies along one dim; stack Composites instead"
+        )
 
 
 class StackedComposite(_Stack, Composite):
