@@ -10,6 +10,7 @@ __all__ = [
     "AioEnvsError",
     "ClosedError",
     "ConcurrencyError",
+    "PerformanceWarning",
     "ProtocolError",
     "RemoteEnvError",
     "ResetNeededError",
@@ -82,6 +83,10 @@ class WorkerDiedError(WorkerError):
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
     """A worker did not answer in time. Its late reply will be dropped; other envs are not affected."""
+
+
+class PerformanceWarning(UserWarning):
+    """Something works, but another setting would make it much faster; the message names the setting."""
 
 
 def _rebuild(cls: type[WorkerError], message: str, env_index: tuple[int, ...], pid: int | None) -> WorkerError:

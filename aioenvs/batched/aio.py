@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.batched.config import BatchConfig
 from aioenvs.batched.described import Described
@@ -27,6 +28,16 @@ from aioenvs.rollout import RolloutOptions, Steps, rollout
 __all__ = ["AsyncBatchedEnv", "AsyncParallelEnv", "AsyncSerialEnv"]
 
 
+@dataclass(frozen=True)
+class _Running:
+    """What there is between start and close."""
+
+    pool: Pool
+    signature: Signature
+    exchange: Exchange
+    results: Results
+
+
 class AsyncBatchedEnv(Described):
     """Many envs behind coroutines; see `AsyncParallelEnv` and `AsyncSerialEnv`.
 
@@ -36,6 +47,7 @@ class AsyncBatchedEnv(Described):
 
     def __init__(self, config: BatchConfig, device: torch.device | str | int | None) -> None:
         self._pool: Pool | None = None
+        self._running: _Running | None = None
         self._config = config
         self.device = None if device is None else torch.device(device)
 
@@ -52,7 +64,8 @@ class AsyncBatchedEnv(Described):
             SpecMismatchError: If the envs do not have the same spaces.
         """
         if self._pool is not None:
-            raise AioEnvsError(f"{self!r} is started already")
+            state = "started already" if self._running is not None else "being started by another task"
+            raise AioEnvsError(f"{self!r} is {state}")
         pool = self._pool = self._make_pool()
         try:
             await pool.start()
@@ -60,9 +73,7 @@ class AsyncBatchedEnv(Described):
         except BaseException:
             self._pool = None
             raise
-        self._known_signature = signature
-        self._exchange = Exchange(pool)
-        self._results = Results(self.batch_size, self.device)
+        self._running = _Running(pool, signature, Exchange(pool), Results(self.batch_size, self.device))
 
     def _make_pool(self) -> Pool:
         config = self._config
@@ -76,13 +87,13 @@ class AsyncBatchedEnv(Described):
             timeouts=config.timeouts,
         )
 
-    async def _started(self) -> Pool:
-        if self._pool is None:
+    async def _started(self) -> _Running:
+        if self._running is None:
             await self.start()
-        pool = self._pool
-        if pool is None or not hasattr(pool, "layout"):
-            raise AioEnvsError(f"{self!r} is being started or closed by another task; await that first")
-        return pool
+        running = self._running
+        if running is None:
+            raise ClosedError(f"{self!r} was closed by another task while it started")
+        return running
 
     async def close(self, *, raise_if_closed: bool = True) -> None:
         """Close all envs and end the workers, within `close_timeout`, whatever state they are in.
@@ -92,7 +103,7 @@ class AsyncBatchedEnv(Described):
         Raises:
             ClosedError: If it is closed already, unless `raise_if_closed` is False.
         """
-        pool, self._pool = self._pool, None
+        pool, self._pool, self._running = self._pool, None, None
         if pool is not None:
             await pool.close()
         elif raise_if_closed:
@@ -115,7 +126,7 @@ class AsyncBatchedEnv(Described):
 
     def _discard(self) -> None:
         """Give everything back at once, without waiting; for envs that were forgotten."""
-        pool, self._pool = self._pool, None
+        pool, self._pool, self._running = self._pool, None, None
         if pool is not None:
             pool.discard()
 
@@ -130,9 +141,9 @@ class AsyncBatchedEnv(Described):
 
     @property
     def _signature(self) -> Signature:
-        if self._pool is None or not hasattr(self, "_known_signature"):
+        if self._running is None:
             raise AioEnvsError(f"the specs of {self!r} are known once it is started: await start() first")
-        return self._known_signature
+        return self._running.signature
 
     def __repr__(self) -> str:
         state = "closed" if self._pool is None else "open"
@@ -153,7 +164,7 @@ class AsyncBatchedEnv(Described):
         Returns:
             The next seed of the chain; `seed` itself if static.
         """
-        pool = await self._started()
+        pool = (await self._started()).pool
         seeds, following = seed_chain(seed, self.num_workers, static=static_seed)
         chosen = pool.everything
         await pool.hold(chosen, "set_seed")
@@ -195,18 +206,18 @@ class AsyncBatchedEnv(Described):
         if td is not None and rows is not None and not len(rows):
             return td.exclude("_reset")
         arguments = reset_arguments(self.num_workers, list_of_kwargs, kwargs)
-        pool = await self._started()
+        running = await self._started()
+        pool, exchange = running.pool, running.exchange
         chosen = pool.everything if rows is None else pool.select(rows.tolist())
-        if rows is not None:
-            arguments = {env: arguments[env] for env in chosen.indices if env in arguments}
+        arguments = {env: own for env, own in arguments.items() if env in chosen.envs}
         await pool.hold(chosen, "reset")
         try:
             outcome = await pool.reset(chosen, arguments)
-            self._exchange.after_reset(rows, outcome.objects)
-            values = self._exchange.latest()
+            exchange.after_reset(rows, outcome.objects)
+            values = exchange.latest()
         finally:
             pool.release(chosen)
-        return self._results.after_reset(td, rows, values)
+        return running.results.after_reset(td, rows, values)
 
     async def step(self, td: TensorDictBase) -> TensorDictBase:
         """Take one step in all envs, or in those that a mask names.
@@ -230,8 +241,7 @@ class AsyncBatchedEnv(Described):
             Exception: Whatever an env raised, with its index and the worker's traceback as a note. The others have
                 stepped; the failed one needs a reset.
         """
-        _, following, _ = await self._advance(td, maybe_reset=False)
-        self._results.set_next(td, following)
+        await self._advance(td, maybe_reset=False)
         return td
 
     async def step_and_maybe_reset(self, td: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
@@ -242,37 +252,43 @@ class AsyncBatchedEnv(Described):
         Returns:
             `td` with `next`, which holds the true final observations, and the root for the next step.
         """
-        rows, following, outcome = await self._advance(td, maybe_reset=True)
-        self._results.set_next(td, following)
-        root = self._exchange.root_result(following, outcome.objects, rows)
-        return td, self._results.next_root(td, root)
+        root = await self._advance(td, maybe_reset=True)
+        return td, root
 
-    async def _advance(self, td: TensorDictBase, *, maybe_reset: bool) -> tuple[Rows, Values, Outcome]:
+    async def _advance(self, td: TensorDictBase, *, maybe_reset: bool) -> TensorDict:
+        """Step, put the outcome under `next`, and return the root for the next step."""
         check_size(td, self.batch_size)
         rows = rows_of(td, "_step")
-        pool = await self._started()
-        exchange = self._exchange
-        if rows is not None and not len(rows):
-            return rows, keep_others(td, rows, exchange.step_result(rows, {})), Outcome()
-        actions = exchange.check_actions(td)
+        running = await self._started()
+        exchange = running.exchange
+        actions = exchange.check_actions(td) if rows is None or len(rows) else {}
+        following, root = await self._exchange(running, actions, rows, maybe_reset=maybe_reset)
+        if rows is not None:
+            following, root = (keep_others(td, rows, values) for values in (following, root))
+        running.results.set_next(td, following)
+        return running.results.next_root(td, root) if maybe_reset else TensorDict()
+
+    async def _exchange(
+        self, running: _Running, actions: Values, rows: Rows, *, maybe_reset: bool
+    ) -> tuple[Values, Values]:
+        """Hand in the actions and take out what came of them, while nobody else can touch those envs."""
+        pool, exchange = running.pool, running.exchange
         chosen = pool.everything if rows is None else pool.select(rows.tolist())
         await pool.hold(chosen, "step_and_maybe_reset" if maybe_reset else "step")
         try:
             loose = exchange.write_actions(actions, rows)
-            try:
-                outcome = await pool.step(chosen, loose, maybe_reset=maybe_reset)
-            except BaseException:
-                exchange.step_failed(rows, maybe_reset=maybe_reset)
-                raise
+            outcome = await pool.step(chosen, loose, maybe_reset=maybe_reset) if chosen.indices else Outcome()
             following = exchange.step_result(rows, outcome.objects)
+            return following, exchange.root_result(following, outcome.objects, rows) if maybe_reset else following
+        except BaseException:
+            exchange.step_failed(rows, maybe_reset=maybe_reset)
+            raise
         finally:
             pool.release(chosen)
-        return rows, following if rows is None else keep_others(td, rows, following), outcome
 
     async def rand_step(self, td: TensorDictBase | None = None) -> TensorDictBase:
         """Take one step with random actions; see `step`."""
-        if self._pool is None:
-            await self.start()
+        await self._started()
         return await self.step(self.rand_action(td))
 
     async def rollout(
@@ -315,8 +331,7 @@ class AsyncBatchedEnv(Described):
         Raises:
             TypeError: If both break flags are set.
         """
-        if self._pool is None:
-            await self.start()
+        await self._started()
         steps = self._rollout_steps(
             max_steps,
             policy,
@@ -351,7 +366,7 @@ class AsyncBatchedEnv(Described):
         return rollout(self, RolloutOptions(max_steps, **options), policy, callback, tensordict, out)
 
     def _random_objects(self) -> dict[Any, Any]:
-        return self._exchange.random_objects() if self._pool is not None else {}
+        return self._running.exchange.random_objects() if self._running is not None else {}
 
 
 class AsyncParallelEnv(AsyncBatchedEnv):

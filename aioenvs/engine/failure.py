@@ -40,9 +40,17 @@ def summary(error: BaseException) -> str:
     return "".join(traceback.TracebackException.from_exception(error).format_exception_only()).strip()
 
 
-def passable(error: Exception) -> Exception:
-    """The error, or a stand-in for one that cannot leave a coroutine."""
-    if not isinstance(error, StopIteration):
+def _is_passable(error: BaseException) -> bool:
+    """Whether an env's exception may reach the caller as it is.
+
+    StopIteration cannot leave a coroutine; KeyboardInterrupt, CancelledError and the like would act on the caller.
+    """
+    return isinstance(error, Exception) and not isinstance(error, StopIteration)
+
+
+def passable(error: BaseException) -> Exception:
+    """The error, or a stand-in for one that must not reach the caller as it is."""
+    if isinstance(error, Exception) and _is_passable(error):
         return error
     stand_in = RemoteEnvError(summary(error))
     stand_in.__cause__ = error
@@ -56,8 +64,7 @@ def capture(error: BaseException, env_index: int, command: str) -> Failure:
 
 
 def _pickle(error: BaseException) -> bytes | None:
-    # StopIteration cannot leave a coroutine; KeyboardInterrupt, CancelledError and the like would act on the caller.
-    if not isinstance(error, Exception) or isinstance(error, StopIteration):
+    if not _is_passable(error):
         return None
     try:
         data: bytes = cloudpickle.dumps(error)

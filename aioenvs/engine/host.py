@@ -25,11 +25,14 @@ class Outcome:
         finished: How many episodes ended.
         failures: The exception of each env that raised; the other envs have done what was asked.
         objects: Values without a fixed shape, by env and region.
+        waiting: Share of the step time in which the envs of one process waited, one after the other; 0 if they
+            did not, or nobody measured it.
     """
 
     finished: int = 0
     failures: dict[int, BaseException] = field(default_factory=dict)
     objects: dict[int, dict[str, Objects]] = field(default_factory=dict)
+    waiting: float = 0.0
 
 
 class EnvHost:
@@ -37,9 +40,13 @@ class EnvHost:
 
     Positions count within the host; an empty selection means all envs. An env's exception is collected and the
     others go on, so that one host with many envs behaves as many hosts with one.
+
+    Args:
+        fatal: Exceptions that are no env's own business and end a command at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fatal: tuple[type[BaseException], ...] = (SystemExit,)) -> None:
+        self._fatal = fatal
         self._envs: list[tuple[int, EnvAdapter]] = []
         self._loose = False
 
@@ -48,6 +55,9 @@ class EnvHost:
         adapter = build(factory, kwargs, env)
         self._envs.append((env, adapter))
         self._loose = self._loose or any(adapter.metadata.objects.values())
+
+    def __len__(self) -> int:
+        return len(self._envs)
 
     @property
     def metadata(self) -> list[EnvMetadata]:
@@ -107,7 +117,7 @@ class EnvHost:
         for env, adapter in self._select(positions):
             try:
                 action(env, adapter)
-            except (SystemExit, GeneratorExit):
+            except self._fatal:
                 raise
             except BaseException as error:
                 outcome.failures[env] = error

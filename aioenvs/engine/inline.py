@@ -23,7 +23,7 @@ class InlinePool(Pool):
         super().__init__([range(len(factories))])
         self._factories = factories
         self._kwargs = kwargs
-        self._host = EnvHost()
+        self._host = EnvHost(fatal=(SystemExit, KeyboardInterrupt))
 
     async def start(self) -> None:
         try:
@@ -53,8 +53,6 @@ class InlinePool(Pool):
     def _check(self, outcome: Outcome, command: str) -> Outcome:
         errors: dict[int, Exception] = {}
         for env, error in outcome.failures.items():
-            if not isinstance(error, Exception):
-                raise error  # an interrupt is the caller's own here
             errors[env] = error = passable(error)
             error.add_note(locate(env, command))
         if errors:

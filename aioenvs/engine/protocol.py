@@ -41,7 +41,6 @@ class Opcode(IntEnum):
 
     DONE = 64
     FAILED = 65
-    NOTICE = 66
 
 
 class Frame(NamedTuple):

@@ -50,8 +50,13 @@ class Slots:
             return SlotState.BUSY
         return SlotState.DRAINING if env in self._unanswered else SlotState.IDLE
 
-    def acquire(self, envs: Set[int], command: str) -> bool:
+    def acquire(self, envs: Set[int], command: str, *, replacing: bool = False) -> bool:
         """Hold some envs for one command, all or none.
+
+        Args:
+            envs: Which envs.
+            command: What for, in words.
+            replacing: Take broken ones too, since the command replaces their worker.
 
         Returns:
             True if none of them is draining; else the caller waits until `drained` before it sends.
@@ -63,7 +68,7 @@ class Slots:
         """
         if self.closed:
             raise ClosedError(f"{command}: the envs are closed")
-        if self._broken and not self._broken.keys().isdisjoint(envs):
+        if self._broken and not replacing and not self._broken.keys().isdisjoint(envs):
             raise self.error(min(self._broken.keys() & envs))
         if self._held and not self._held.keys().isdisjoint(envs):
             raise self._busy(envs, command)

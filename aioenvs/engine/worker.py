@@ -19,6 +19,7 @@ from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.layout import Layout
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.protocol import Decoder, Frame, Opcode, encode
+from aioenvs.engine.waiting import WaitMeter
 
 __all__ = ["Inherited", "WorkerConfig", "serve"]
 
@@ -80,12 +81,15 @@ class _Worker:
         self._block = block
         self._inherited = inherited
         self._host = EnvHost()
+        self._meter = WaitMeter()
 
     def answer(self, frame: Frame) -> Frame:
         opcode, sequence, generation, positions, body = frame
         if opcode is Opcode.STEP_AND_MAYBE_RESET or opcode is Opcode.STEP:
             actions = pickle.loads(body) if body else None
-            outcome = self._host.step(positions, actions, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
+            with self._meter:
+                outcome = self._host.step(positions, actions, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
+            outcome.waiting = self._meter.verdict(len(self._host))
         elif opcode is Opcode.RESET:
             outcome = self._host.reset(positions, pickle.loads(body) if body else {})
         elif opcode is Opcode.SEED:
@@ -129,11 +133,11 @@ class _Worker:
 
 
 def _encode(outcome: Outcome, command: str) -> tuple[Opcode, tuple[int, ...], bytes]:
-    """A reply's opcode, its count of finished episodes (as the one position), and its body."""
+    """A reply's opcode, its body, and in place of positions: finished episodes, and per cent of time spent waiting."""
     if outcome.failures:
         failures = {env: capture(error, env, command) for env, error in outcome.failures.items()}
         return Opcode.FAILED, (), pickle.dumps(failures)
-    counts = (outcome.finished,) if outcome.finished else ()
+    counts = (outcome.finished, round(100 * outcome.waiting)) if outcome.finished or outcome.waiting else ()
     return Opcode.DONE, counts, cloudpickle.dumps(outcome.objects) if outcome.objects else b""
 
 

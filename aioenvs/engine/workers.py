@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +22,15 @@ from aioenvs.engine.layout import Layout
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.metadata import EnvMetadata, agree
 from aioenvs.engine.pool import Pool, Selection, first_failure
-from aioenvs.engine.process import Exit, Launcher, WorkerProcess, shared_launcher
+from aioenvs.engine.process import Launcher, WorkerProcess, shared_launcher
 from aioenvs.engine.protocol import Frame, Opcode
+from aioenvs.engine.shipping import pack
 from aioenvs.engine.spaces import Objects
+from aioenvs.engine.supervision import Worker, end_all
 from aioenvs.engine.worker import WorkerConfig
 from aioenvs.errors import (
     AioEnvsError,
+    PerformanceWarning,
     WorkerDiedError,
     WorkerError,
     WorkerStartError,
@@ -37,8 +41,6 @@ from aioenvs.errors import (
 __all__ = ["Timeouts", "WorkerPool"]
 
 logger = logging.getLogger("aioenvs")
-
-LAST_WORDS = 0.05  # seconds between the end of a worker's pipe and the report of its exit, or the other way round
 
 
 @dataclass(frozen=True)
@@ -54,28 +56,6 @@ class Timeouts:
     start: float | None = 60.0
     step: float | None = None
     close: float = 5.0
-
-
-class _Worker:
-    """One process in the pool, with its pipe and the task that waits for its end."""
-
-    def __init__(self, index: int, envs: tuple[int, ...], process: WorkerProcess, channel: Channel) -> None:
-        self.index = index
-        self.envs = envs
-        self.process = process
-        self.channel = channel
-        self.last_command = "start"
-        self.closing = False
-        self.end: asyncio.Task[None] | None = None
-
-    async def ended(self) -> tuple[Exit, Exception | None]:
-        """Wait for the process or its pipe to end, and give the other a moment to say so too."""
-        exited, lost = self.process.exited, self.channel.lost
-        signs: set[asyncio.Future[Any]] = {exited, lost}
-        await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait(signs, timeout=LAST_WORDS)
-        how = exited.result() if exited.done() else Exit(None, "its pipe was closed, but it did not exit")
-        return how, lost.result() if lost.done() else None
 
 
 class WorkerPool(Pool):
@@ -102,12 +82,14 @@ class WorkerPool(Pool):
         self._factories = factories
         self._kwargs = kwargs
         self._method = start_method
+        self._owner = os.getpid()
         self._timeouts = timeouts
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, Worker] = {}
         self._generation = 0
         self._block: SharedBlock | None = None
         self._launcher: Launcher | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._advised = False
         self._drained: list[tuple[frozenset[int], asyncio.Future[None]]] = []
 
     @property
@@ -119,7 +101,7 @@ class WorkerPool(Pool):
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         try:
-            configs = self._configs()
+            configs = pack(self._factories, self._kwargs, self.groups, inherited=self._method == "fork")
             self._block = SharedBlock.create()
             self._launcher = self._make_launcher()
             descriptions = await self._start_workers(configs)
@@ -137,15 +119,6 @@ class WorkerPool(Pool):
             return Launcher.forked(list(zip(self._factories, self._kwargs, strict=True)))
         needed = "gymnasium" in sys.modules or any(not callable(factory) for factory in self._factories)
         return shared_launcher(("gymnasium",) if needed else ())
-
-    def _configs(self) -> list[WorkerConfig]:
-        inherit = self._method == "fork"
-        registry = None if inherit else _own_registrations()
-        pickled = [
-            b"" if inherit else _pickle(env, factory, kwargs)
-            for env, (factory, kwargs) in enumerate(zip(self._factories, self._kwargs, strict=True))
-        ]
-        return [WorkerConfig(group, tuple(pickled[env] for env in group), registry=registry) for group in self.groups]
 
     async def _start_workers(self, configs: Sequence[WorkerConfig]) -> dict[int, EnvMetadata]:
         """Start all at once; the first that fails ends the others."""
@@ -181,14 +154,14 @@ class WorkerPool(Pool):
         descriptions: list[EnvMetadata] = cloudpickle.loads(reply.body)
         return descriptions
 
-    async def _spawn(self, index: int) -> _Worker:
+    async def _spawn(self, index: int) -> Worker:
         assert self._launcher is not None
         assert self._block is not None
         loop = asyncio.get_running_loop()
         self._generation = self._generation % 0xFFFF + 1
         process = WorkerProcess(self._launcher, self._method, self._block.fd)
         channel = Channel(self._generation, self._answered)
-        worker = self._workers[index] = _Worker(index, self.groups[index], process, channel)
+        worker = self._workers[index] = Worker(index, self.groups[index], process, channel)
         worker.end = asyncio.ensure_future(self._watch(worker))
         process.sock.setblocking(False)
         await loop.create_unix_connection(lambda: channel, sock=process.sock)
@@ -210,22 +183,25 @@ class WorkerPool(Pool):
             raise AioEnvsError(
                 f"{command}: these envs belong to the event loop that started them, and this is another one"
             )
-        if command == "reset" and self.slots.broken(selection.envs):
-            await self._revive(selection)
-        if not self.slots.acquire(selection.envs, command):
-            try:
-                await self._within(self._drain(selection.envs), selection, command)
-            except BaseException:
-                self.release(selection)
-                raise
+        replacing = command == "reset"
+        ready = self.slots.acquire(selection.envs, command, replacing=replacing)
+        if ready and not (replacing and self.slots.broken(selection.envs)):
+            return
+        try:
+            await self._within(self._drain(selection.envs), selection, command)
+            if replacing:
+                await self._revive(selection)
+            elif broken := self.slots.broken(selection.envs):
+                raise self.slots.error(min(broken))
+        except BaseException:
+            self.release(selection)
+            raise
 
     async def _drain(self, envs: frozenset[int]) -> None:
         while not self.slots.drained(envs):
             waiter = asyncio.get_running_loop().create_future()
             self._drained.append((envs, waiter))
             await waiter
-        if broken := self.slots.broken(envs):
-            raise self.slots.error(min(broken))
 
     async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
         return await self._ask(selection, Opcode.SEED, pickle.dumps(seeds))
@@ -247,8 +223,25 @@ class WorkerPool(Pool):
             self.slots.sent(envs)
         replies = asyncio.gather(*asked)
         if self._timeouts.step is not None:
-            return _merge(await self._within(replies, selection, opcode.name.lower()))
-        return _merge(await replies)
+            frames = await self._within(replies, selection, opcode.name.lower())
+        else:
+            frames = await replies
+        outcome = _merge(frames)
+        if outcome.waiting:
+            self._advise(outcome.waiting)
+        return outcome
+
+    def _advise(self, waiting: float) -> None:
+        """Say, once, that the envs would gain by more processes."""
+        if not self._advised:
+            self._advised = True
+            warnings.warn(
+                f"{self.num_envs} envs in {len(self.groups)} processes spend {waiting:.0%} of their steps waiting "
+                f"rather than computing, one after the other; num_processes={self.num_envs} would let them wait "
+                "at the same time",
+                PerformanceWarning,
+                stacklevel=2,
+            )
 
     async def _within(self, awaitable: Any, selection: Selection, command: str) -> Any:
         try:
@@ -283,11 +276,11 @@ class WorkerPool(Pool):
 
     # -- the end of workers -----------------------------------------------------------------------------
 
-    async def _watch(self, worker: _Worker) -> None:
+    async def _watch(self, worker: Worker) -> None:
         """The one place where a worker's end is noticed, whichever sign of it comes first."""
         how, cause = await worker.ended()
         worker.channel.close()
-        if not how_known(how):
+        if how.returncode is None:
             worker.process.signal(signal.SIGKILL)
         pid = worker.process.pid
         if worker.closing:
@@ -299,7 +292,7 @@ class WorkerPool(Pool):
             pid=pid,
         )
         error.__cause__ = cause
-        logger.warning("%s", error)
+        logger.info("%s", error)
         self.slots.break_(worker.envs, error)
         worker.channel.fail(error)
         self._wake()
@@ -307,7 +300,11 @@ class WorkerPool(Pool):
     async def _revive(self, selection: Selection) -> None:
         """Replace the dead workers of these envs; their other envs then need a reset of their own."""
         dead = [index for index, _, envs in selection.parts if self.slots.broken(envs)]
-        configs = self._configs()
+        if not dead:
+            return
+        if self._launcher is None or not self._launcher.alive:
+            self._launcher = self._make_launcher()
+        configs = pack(self._factories, self._kwargs, self.groups, inherited=self._method == "fork")
         for index in dead:
             description = await self._start_worker(index, configs[index])
             agree([self.metadata, *description])
@@ -332,22 +329,10 @@ class WorkerPool(Pool):
 
     async def _climb(self, *, polite: bool) -> None:
         workers = list(self._workers.values())
-        budget = self._timeouts.close
-        ladder: list[tuple[float, Callable[[_Worker], None]]] = [(2.0, _kill)]
-        if polite:
-            ladder = [(0.7 * budget, _ask_to_close), (0.2 * budget, _terminate), (0.1 * budget + 2.0, _kill)]
-        for worker in workers:
-            worker.closing = True
-        for patience, act in ladder:
-            alive = [worker for worker in workers if not worker.process.exited.done()]
-            if not alive:
-                break
-            for worker in alive:
-                act(worker)
-            await asyncio.wait([worker.process.exited for worker in alive], timeout=patience)
+        await end_all(workers, self._timeouts.close, polite=polite)
         await self._give_back(workers)
 
-    async def _give_back(self, workers: Sequence[_Worker]) -> None:
+    async def _give_back(self, workers: Sequence[Worker]) -> None:
         for worker in workers:
             worker.channel.close()
             worker.process.abandon()
@@ -367,6 +352,8 @@ class WorkerPool(Pool):
             self._block = None
 
     def discard(self) -> None:
+        if os.getpid() != self._owner:
+            return  # a fork of the parent: the workers, and what the loop watches, are not ours
         self.slots.close()
         loop, self._loop = self._loop, None
         if loop is not None and loop.is_running():
@@ -387,24 +374,6 @@ class WorkerPool(Pool):
             self._launcher.stop()
 
 
-def how_known(how: Exit) -> bool:
-    """Whether the process is known to be gone."""
-    return how.returncode is not None
-
-
-def _ask_to_close(worker: _Worker) -> None:
-    with contextlib.suppress(Exception):
-        worker.channel.request(Opcode.CLOSE, ())
-
-
-def _terminate(worker: _Worker) -> None:
-    worker.process.signal(signal.SIGTERM)
-
-
-def _kill(worker: _Worker) -> None:
-    worker.process.signal(signal.SIGKILL)
-
-
 def _merge(replies: Sequence[Frame]) -> Outcome:
     """One outcome of all replies.
 
@@ -415,7 +384,9 @@ def _merge(replies: Sequence[Frame]) -> Outcome:
     failures: dict[int, Exception] = {}
     for reply in replies:
         if reply.positions:
-            outcome.finished += reply.positions[0]
+            finished, waiting = reply.positions
+            outcome.finished += finished
+            outcome.waiting = max(outcome.waiting, waiting / 100)
         if reply.opcode is Opcode.FAILED:
             failures |= {env: rebuild(failure) for env, failure in pickle.loads(reply.body).items()}
         elif reply.body:
@@ -425,7 +396,7 @@ def _merge(replies: Sequence[Frame]) -> Outcome:
     return outcome
 
 
-def _factory_error(failures: dict[int, Failure], worker: _Worker) -> WorkerStartError:
+def _factory_error(failures: dict[int, Failure], worker: Worker) -> WorkerStartError:
     env, failure = next(iter(failures.items()))
     error = WorkerStartError(
         f"the factory of env {env} failed in process {worker.process.pid}: {failure.summary}",
@@ -434,33 +405,3 @@ def _factory_error(failures: dict[int, Failure], worker: _Worker) -> WorkerStart
     )
     error.__cause__ = rebuild(failure)
     return error
-
-
-def _pickle(env: int, factory: Any, kwargs: Mapping[str, Any]) -> bytes:
-    try:
-        data: bytes = cloudpickle.dumps((factory, dict(kwargs)))
-    except Exception as error:
-        raise WorkerStartError(
-            f"the factory of env {env}, {factory!r}, or its keyword arguments cannot be pickled for a worker "
-            f"({error}); build what cannot be pickled inside the factory, or use mp_start_method='fork'",
-            env_index=[env],
-        ) from error
-    return data
-
-
-def _own_registrations() -> bytes | None:
-    """Gymnasium ids that this process knows and a fresh one would not."""
-    gymnasium = sys.modules.get("gymnasium")
-    if gymnasium is None:
-        return None
-    own = {}
-    for name, spec in gymnasium.registry.items():
-        entry = spec.entry_point
-        if isinstance(entry, str) and entry.startswith("gymnasium.envs."):
-            continue
-        try:
-            cloudpickle.dumps(spec)
-        except Exception:
-            continue
-        own[name] = spec
-    return cloudpickle.dumps(own) if own else None

@@ -90,9 +90,7 @@ class IntervalSpec(TensorLeafSpec):
         """Set the bounds, which broadcast to the spec's shape and which its dtype can hold."""
         size = concrete(self._shape)
         lowest, highest = (_aminmax(low), _aminmax(high)) if size.numel() else ((0, 0), (0, 0))
-        self._scalars = (
-            (lowest[0], highest[1]) if (lowest[0], highest[0]) == (lowest[1], highest[1]) else None
-        )
+        self._scalars = (lowest[0], highest[1]) if (lowest[0], highest[0]) == (lowest[1], highest[1]) else None
         self._finite = math.isfinite(lowest[0]) and math.isfinite(highest[1])
         if self._scalars is not None and size.numel():
             low, high = (bound[(0,) * bound.ndim].clone() for bound in (low, high))
@@ -352,9 +350,7 @@ def _whole(name: str, numbers: np.ndarray[Any, Any], dtype: torch.dtype) -> torc
 def _check_bounds(low: torch.Tensor, high: torch.Tensor, shape: torch.Size) -> None:
     for name, bound in (("low", low), ("high", high)):
         if not broadcasts(bound.shape, concrete(shape)):
-            raise ValueError(
-                f"expected a {name} that broadcasts to {tuple(shape)}, found {tuple(bound.shape)}"
-            )
+            raise ValueError(f"expected a {name} that broadcasts to {tuple(shape)}, found {tuple(bound.shape)}")
     if low.dtype in NO_COMPARISON:
         low, high = as_ordered(low), as_ordered(high)
     proper = low <= high

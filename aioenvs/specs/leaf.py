@@ -17,18 +17,12 @@ from .base import DeviceLike, Rearrange, TensorSpec, as_device, as_shape, concre
 class LeafSpec(TensorSpec):
     """The spec of one entry."""
 
-    _device: torch.device
     _held: tuple[str, ...] = ()
     """The attributes that are None or tensors: of the spec's shape (1 for -1), perhaps with dims behind."""
 
     def __init__(self, shape: Iterable[int] | int, device: DeviceLike | None) -> None:
         self._shape = as_shape(shape)
-        self._device = torch.get_default_device() if device is None else as_device(device)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of a value."""
-        return self._device
+        self._device = None if device is None else as_device(device)
 
     def _size(self, shape: Sequence[int]) -> torch.Size:
         """Return the shape of a value drawn with `shape`."""
@@ -44,7 +38,7 @@ class LeafSpec(TensorSpec):
         new._device = as_device(dest)
         for name in self._held:
             held = getattr(self, name)
-            setattr(new, name, None if held is None else moved(held, new._device))
+            setattr(new, name, None if held is None else moved(held, as_device(dest)))
         return new
 
     def _rearranged(self, shape: torch.Size, op: Rearrange) -> Self:
@@ -82,15 +76,21 @@ class TensorLeafSpec(LeafSpec):
     """The spec of one tensor."""
 
     _dtype: torch.dtype
+    _device: torch.device
 
     def __init__(self, shape: Iterable[int] | int, dtype: torch.dtype, device: DeviceLike | None) -> None:
-        super().__init__(shape, device)
+        super().__init__(shape, torch.get_default_device() if device is None else device)
         self._dtype = dtype
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of a value."""
         return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of a value."""
+        return self._device
 
     def zero(self, shape: Sequence[int] = ()) -> torch.Tensor:
         """Return zeros of shape `(*shape, *self.shape)`; they need not be in the spec."""

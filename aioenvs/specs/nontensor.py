@@ -18,7 +18,7 @@ class NonTensor(LeafSpec):
 
     Args:
         shape: the batch shape of a value; (1,) by default, as in TorchRL.
-        device: the device of the spec.
+        device: a label, None by default: the data is on no device.
         example_data: the object that `rand`, `zero` and `one` return; `==` ignores it.
 
     >>> from aioenvs.specs import NonTensor

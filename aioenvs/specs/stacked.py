@@ -292,8 +292,8 @@ class Stacked(_Stack):
 
     def __init__(self, *specs: TensorSpec, stack_dim: int = 0) -> None:
         self._init_stack(specs, stack_dim)
-        if self.device is None:
-            devices = sorted({str(spec.device) for spec in specs})
+        devices = sorted({str(spec.device) for spec in specs})
+        if len(devices) > 1:
             raise ValueError(f"expected specs on one device, found {devices}")
 
     def __getitem__(self, index: Any) -> Any:

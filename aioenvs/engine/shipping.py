@@ -1,0 +1,68 @@
+"""Factories on their way to the workers that will call them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+
+from aioenvs.engine.worker import WorkerConfig
+from aioenvs.errors import WorkerStartError
+
+__all__ = ["pack"]
+
+
+def pack(
+    factories: Sequence[Any],
+    kwargs: Sequence[Mapping[str, Any]],
+    groups: Sequence[tuple[int, ...]],
+    *,
+    inherited: bool,
+) -> list[WorkerConfig]:
+    """What each worker has to know to build its envs.
+
+    Args:
+        factories: One per env.
+        kwargs: Keyword arguments for each.
+        groups: The envs of each worker.
+        inherited: Whether workers have the factories already, as forks of this process.
+
+    Raises:
+        WorkerStartError: If a factory cannot be pickled.
+    """
+    registry = None if inherited else _own_registrations()
+    pairs = enumerate(zip(factories, kwargs, strict=True))
+    pickled = [b"" if inherited else _pickle(env, factory, arguments) for env, (factory, arguments) in pairs]
+    return [WorkerConfig(group, tuple(pickled[env] for env in group), registry=registry) for group in groups]
+
+
+def _pickle(env: int, factory: Any, kwargs: Mapping[str, Any]) -> bytes:
+    try:
+        data: bytes = cloudpickle.dumps((factory, dict(kwargs)))
+    except Exception as error:
+        raise WorkerStartError(
+            f"the factory of env {env}, {factory!r}, or its keyword arguments cannot be pickled for a worker "
+            f"({error}); build what cannot be pickled inside the factory, or use mp_start_method='fork'",
+            env_index=[env],
+        ) from error
+    return data
+
+
+def _own_registrations() -> bytes | None:
+    """Gymnasium ids that this process knows and a fresh one would not."""
+    gymnasium = sys.modules.get("gymnasium")
+    if gymnasium is None:
+        return None
+    own = {}
+    for name, spec in gymnasium.registry.items():
+        entry = spec.entry_point
+        if isinstance(entry, str) and entry.startswith("gymnasium.envs."):
+            continue
+        try:
+            cloudpickle.dumps(spec)
+        except Exception:
+            continue
+        own[name] = spec
+    return cloudpickle.dumps(own) if own else None
