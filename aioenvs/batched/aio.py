@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.batched.config import BatchConfig
 from aioenvs.batched.described import Described
-from aioenvs.batched.exchange import Exchange, Rows, Values
+from aioenvs.batched.exchange import Actions, Exchange, Rows, Values
 from aioenvs.batched.requests import check_size, reset_arguments, rows_of
 from aioenvs.batched.results import Results, keep_others
 from aioenvs.batched.signature import Signature
@@ -269,7 +269,7 @@ class AsyncBatchedEnv(Described):
         return running.results.next_root(td, root) if maybe_reset else TensorDict()
 
     async def _exchange(
-        self, running: _Running, actions: Values, rows: Rows, *, maybe_reset: bool
+        self, running: _Running, actions: Actions, rows: Rows, *, maybe_reset: bool
     ) -> tuple[Values, Values]:
         """Hand in the actions and take out what came of them, while nobody else can touch those envs."""
         pool, exchange = running.pool, running.exchange

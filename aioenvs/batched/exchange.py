@@ -20,10 +20,11 @@ from aioenvs.engine.pool import Pool
 from aioenvs.engine.spaces import Objects, integer_range
 from aioenvs.errors import SpecMismatchError
 
-__all__ = ["Exchange", "Rows", "Values", "nest", "stack_objects"]
+__all__ = ["Actions", "Exchange", "Rows", "Values", "nest", "stack_objects"]
 
 Rows = NDArray[np.intp] | None  # None means all of them
-Values = dict[Key, Any]
+Actions = dict[Key, Any]  # arrays, or a list of objects
+Values = dict[Key, Any]  # tensors, or a list of objects
 
 
 class Exchange:
@@ -45,13 +46,13 @@ class Exchange:
 
     # -- in ---------------------------------------------------------------------------------------------
 
-    def check_actions(self, td: TensorDictBase) -> Values:
+    def check_actions(self, td: TensorDictBase) -> Actions:
         """The whole batch of actions, checked; nothing is written yet.
 
         Raises:
             SpecMismatchError: If a key is missing, or a value has the wrong shape, dtype, device or range.
         """
-        values: Values = {}
+        values: Actions = {}
         for key, target in self._arrays[ACTION].items():
             value = td.get(_path(key), None)
             if not isinstance(value, torch.Tensor):
@@ -89,7 +90,7 @@ class Exchange:
             raise _mismatch(key, f"{self.num_envs} values, one per env", repr(objects))
         return objects
 
-    def write_actions(self, values: Values, rows: Rows) -> dict[int, Objects] | None:
+    def write_actions(self, values: Actions, rows: Rows) -> dict[int, Objects] | None:
         """Store checked actions; returns those without a fixed shape, by env."""
         for key, target in self._arrays[ACTION].items():
             if rows is None:
@@ -121,7 +122,7 @@ class Exchange:
             values = self.latest()
             reward = np.zeros_like(self._arrays[NEXT][REWARD_KEY])
             reward[rows] = self._arrays[NEXT][REWARD_KEY][rows]
-            values[REWARD_KEY] = reward
+            values[REWARD_KEY] = torch.from_numpy(reward)
         return self._with_objects(values)
 
     def step_failed(self, rows: Rows, *, maybe_reset: bool) -> None:
@@ -132,7 +133,7 @@ class Exchange:
 
     def root_result(self, following: Values, objects: Mapping[int, Mapping[str, Objects]], stepped: Rows) -> Values:
         """The root of the next step: what came of the last one, except where the env was reset since."""
-        finished = following[("done",)].reshape(-1)
+        finished = following[DONE_KEYS[0]].numpy().reshape(-1)
         if stepped is not None:
             chosen = np.zeros_like(finished)
             chosen[stepped] = finished[stepped]
@@ -141,8 +142,7 @@ class Exchange:
         root = {key: following[key] for key in self.root_keys}
         if len(rows):
             self.after_reset(rows, {env: objects[env] for env in rows.tolist() if env in objects})
-            for key, source in self._arrays[ROOT].items():
-                root[key] = _replaced(root[key], rows, source)
+            self._replace(root, rows)
         return self._with_objects(root)
 
     def latest(self) -> Values:
@@ -152,11 +152,15 @@ class Exchange:
             return self._with_objects(self._packed[ROOT].read())
         values = self._packed[NEXT].read()
         values.pop(REWARD_KEY)
-        rows = np.flatnonzero(mask)
-        if len(rows):
-            for key, source in self._arrays[ROOT].items():
-                values[key] = _replaced(values[key], rows, source)
+        self._replace(values, np.flatnonzero(mask))
         return self._with_objects(values)
+
+    def _replace(self, values: Values, rows: NDArray[np.intp]) -> None:
+        """Let these rows have the values of their reset, in copies: the arrays may be shared with another result."""
+        for key, source in self._arrays[ROOT].items():
+            copy = values[key].numpy().copy()
+            copy[rows] = source[rows]
+            values[key] = torch.from_numpy(copy)
 
     def _with_objects(self, values: Values) -> Values:
         for key in self._objects[ROOT]:
@@ -190,7 +194,9 @@ class _Packed:
 
     def read(self) -> Values:
         copy = self._source.copy()
-        return {key: np.ndarray(shape, dtype, copy, offset) for key, shape, dtype, offset in self._plan}
+        return {
+            key: torch.from_numpy(np.ndarray(shape, dtype, copy, offset)) for key, shape, dtype, offset in self._plan
+        }
 
 
 def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -200,20 +206,14 @@ def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:
     return np.frombuffer(base, np.uint8)
 
 
-def _replaced(values: NDArray[Any], rows: NDArray[np.intp], source: NDArray[Any]) -> NDArray[Any]:
-    copy = values.copy()
-    copy[rows] = source[rows]
-    return copy
-
-
 def nest(values: Values) -> dict[str, Any]:
-    """Turn `{("a", "b"): array}` into `{"a": {"b": tensor}}`."""
+    """Turn `{("a", "b"): tensor}` into `{"a": {"b": tensor}}`."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
         branch = nested
         for name in key[:-1]:
             branch = branch.setdefault(name, {})
-        branch[key[-1]] = torch.from_numpy(value) if isinstance(value, np.ndarray) else stack_objects(value)
+        branch[key[-1]] = value if isinstance(value, torch.Tensor) else stack_objects(value)
     return nested
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,7 +12,8 @@ from aioenvs.engine.metadata import ACTION, REWARD_KEY
 
 __all__ = ["Results", "keep_others"]
 
-CONTROL = ("next", "_reset", "_step")
+CONTROL = frozenset(("next", "_reset", "_step"))
+LEFT_BEHIND = CONTROL | {ACTION, *REWARD_KEY}  # by the step that comes next
 
 
 class Results:
@@ -38,7 +37,7 @@ class Results:
         if td is None:
             return self._of(values)
         result = self._of(values if rows is None else keep_others(td, rows, values))
-        return _with_others(result, td, (*CONTROL, *result.keys()))
+        return _with_others(result, td, CONTROL)
 
     def set_next(self, td: TensorDictBase, following: Values) -> None:
         """Put a step's outcome under `next`, where other entries that are there already stay."""
@@ -51,29 +50,30 @@ class Results:
     def next_root(self, td: TensorDictBase, root: Values) -> TensorDict:
         """The root for the next step, with the other entries of this one."""
         result = self._of(root)
-        known = (ACTION, *REWARD_KEY, *CONTROL, *result.keys())
-        _with_others(result, td, known)
-        return _with_others(result, td.get("next"), known)
+        _with_others(result, td, LEFT_BEHIND)
+        return _with_others(result, td.get("next"), LEFT_BEHIND)
 
 
-def _with_others(result: TensorDict, source: TensorDictBase, known: tuple[Any, ...]) -> TensorDict:
-    for name in source.keys() - set(known):
-        result.set(name, source.get(name))
+def _with_others(result: TensorDict, source: TensorDictBase, left_out: frozenset[str]) -> TensorDict:
+    present = result.keys()
+    for name in source.keys():  # noqa: SIM118  (iterating over a TensorDict goes along its batch)
+        if name not in left_out and name not in present:
+            result.set(name, source.get(name))
     return result
 
 
 def keep_others(td: TensorDictBase, rows: NDArray[np.intp], values: Values) -> Values:
     """Give all rows but these the values that `td` has at its root, where it has any."""
-    mask = np.ones(td.batch_size[0], np.bool_)
+    mask = torch.ones(td.batch_size[0], dtype=torch.bool)
     mask[rows] = False
     kept = dict(values)
     for key, value in values.items():
         given = td.get(key, None) if key != REWARD_KEY else None
         if given is None:
             continue
-        if isinstance(value, np.ndarray):
-            kept[key] = value.copy()
-            kept[key][mask] = given.detach().cpu().numpy()[mask]
+        if isinstance(value, torch.Tensor):
+            kept[key] = value.clone()
+            kept[key][mask] = given.detach().to(value.device)[mask]
         else:
             kept[key] = [old if keep else new for old, new, keep in zip(given.tolist(), value, mask, strict=True)]
     return kept
