@@ -65,7 +65,7 @@ class Channel(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the pipe."""
-        if self._transport is not None:
+        if self._transport is not None and not self.lost.get_loop().is_closed():
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -113,11 +113,16 @@ class LoopPortal:
 
     def close(self) -> None:
         """Close the loop, and end its thread if it has one."""
-        if self._thread is not None:
+        if threading.current_thread() is self._thread:
+            self._loop.stop()  # collected as garbage right here; the loop cannot be closed while it runs
+            return
+        if self._thread is None and asyncio._get_running_loop() is not None:
+            self._move_to_thread()
+        if self._thread is None:
+            self._loop.run_until_complete(asyncio.sleep(0))  # let closed transports say goodbye
+        else:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-        else:
-            self._loop.run_until_complete(asyncio.sleep(0))  # let closed transports say goodbye
         self._loop.close()
 
 

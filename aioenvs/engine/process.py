@@ -271,13 +271,13 @@ class WorkerProcess:
         self._finish(Exit(returncode, data[child.EXIT.size :].decode(errors="replace")))
 
     def _finish(self, how: Exit) -> None:
-        if not self.exited.done():
+        if self._status < 0:
+            return
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._status)
             self.exited.set_result(how)
-        if self._status >= 0:
-            if not self._loop.is_closed():
-                self._loop.remove_reader(self._status)
-            os.close(self._status)
-            self._status = -1
+        os.close(self._status)
+        self._status = -1
 
 
 def shared_launcher(preload: Sequence[str]) -> Launcher:
