@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from aioenvs import errors, specs
     from aioenvs.batched.aio import AsyncParallelEnv, AsyncSerialEnv
     from aioenvs.batched.sync import ParallelEnv, SerialEnv
-    from aioenvs.step_mdp import step_mdp
+    from aioenvs.mdp import step_mdp
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,7 @@ _HOMES = {
     "AsyncSerialEnv": "aioenvs.batched.aio",
     "ParallelEnv": "aioenvs.batched.sync",
     "SerialEnv": "aioenvs.batched.sync",
-    "step_mdp": "aioenvs.step_mdp",
+    "step_mdp": "aioenvs.mdp",
 }
 _MODULES = ("errors", "specs")
 

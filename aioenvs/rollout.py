@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from aioenvs.step_mdp import step_mdp
+from aioenvs.mdp import step_mdp
 
 __all__ = ["Policy", "RolloutOptions", "Steppable", "Steps", "as_policy", "rollout"]
 

@@ -169,9 +169,10 @@ class AsyncBatchedEnv(Described):
         chosen = pool.everything
         await pool.hold(chosen, "set_seed")
         try:
-            await pool.seed(chosen, dict(enumerate(seeds)))
+            outcome = await pool.seed(chosen, dict(enumerate(seeds)))
         finally:
             pool.release(chosen)
+        outcome.raise_failure()
         return following
 
     async def reset(
@@ -213,10 +214,11 @@ class AsyncBatchedEnv(Described):
         await pool.hold(chosen, "reset")
         try:
             outcome = await pool.reset(chosen, arguments)
-            exchange.after_reset(rows, outcome.objects)
+            exchange.after_reset(rows, outcome)
             values = exchange.latest()
         finally:
             pool.release(chosen)
+        outcome.raise_failure()
         return running.results.after_reset(td, rows, values)
 
     async def step(self, td: TensorDictBase) -> TensorDictBase:
@@ -276,15 +278,17 @@ class AsyncBatchedEnv(Described):
         chosen = pool.everything if rows is None else pool.select(rows.tolist())
         await pool.hold(chosen, "step_and_maybe_reset" if maybe_reset else "step")
         try:
-            loose = exchange.write_actions(actions, rows)
-            outcome = await pool.step(chosen, loose, maybe_reset=maybe_reset) if chosen.indices else Outcome()
-            following = exchange.step_result(rows, outcome.objects)
-            return following, exchange.root_result(following, outcome.objects, rows) if maybe_reset else following
-        except BaseException:
-            exchange.step_failed(rows, maybe_reset=maybe_reset)
-            raise
+            outcome = Outcome()
+            if chosen.indices:
+                loose = exchange.write_actions(actions, rows)
+                exchange.before_step(rows, maybe_reset=maybe_reset)
+                outcome = await pool.step(chosen, loose, maybe_reset=maybe_reset)
+            following = exchange.step_result(rows, outcome)
+            root = exchange.root_result(following, outcome) if maybe_reset else following
         finally:
             pool.release(chosen)
+        outcome.raise_failure()
+        return following, root
 
     async def rand_step(self, td: TensorDictBase | None = None) -> TensorDictBase:
         """Take one step with random actions; see `step`."""

@@ -1,4 +1,4 @@
-"""What a batched env was asked to be: the arguments, checked. Pure."""
+"""What a batched env was asked to be: the arguments, checked, and how many processes the machine suggests."""
 
 from __future__ import annotations
 
@@ -131,6 +131,8 @@ def _kwargs(num_workers: int, given: Any) -> tuple[Mapping[str, Any], ...]:
         return ({},) * num_workers
     if isinstance(given, Mapping):
         return (dict(given),) * num_workers
+    if not isinstance(given, Sequence) or not all(isinstance(kwargs, Mapping) for kwargs in given):
+        raise TypeError(f"create_env_kwargs must be a dict, or a list of one dict for each env, got {given!r}")
     if len(given) != num_workers:
         raise RuntimeError(
             f"num_workers is {num_workers}, but create_env_kwargs is a list of {len(given)}; give one dict for "
@@ -175,15 +177,15 @@ def _cgroup_quota(root: Path, membership: Path) -> float | None:
 def _v2_quota(file: Path) -> float | None:
     try:
         quota, period = file.read_text().split()
-    except (OSError, ValueError):
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
         return None
-    return None if quota == "max" else int(quota) / int(period)
 
 
 def _v1_quota(folder: Path) -> float | None:
     try:
         quota = int((folder / "cpu.cfs_quota_us").read_text())
         period = int((folder / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
+        return quota / period if quota > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
         return None
-    return quota / period if quota > 0 else None

@@ -6,7 +6,7 @@ are views of that copy; some rows are copied leaf by leaf.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
+from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Key
 from aioenvs.engine.metadata import ACTION, DONE_KEYS, NEXT, REWARD_KEY, ROOT
 from aioenvs.engine.pool import Pool
@@ -21,6 +22,10 @@ from aioenvs.engine.spaces import Objects, integer_range
 from aioenvs.errors import SpecMismatchError
 
 __all__ = ["Actions", "Exchange", "Rows", "Values", "nest", "stack_objects"]
+
+# Where the latest values of an env are: in the region of its last step or of its last reset, or, after a step that may
+# have been followed by a reset, in the one that the `done` of the step says.
+IN_NEXT, IN_ROOT, WHERE_DONE_SAYS = range(3)
 
 Rows = NDArray[np.intp] | None  # None means all of them
 Actions = dict[Key, Any]  # arrays, or a list of objects
@@ -40,7 +45,7 @@ class Exchange:
         self._action_bounds = {key: integer_range(space) for key, space in pool.metadata.spaces[ACTION].items()}
         self._random = {key: pool.metadata.spaces[ACTION][key] for key in self._objects[ACTION]}
         self._packed = {region: _Packed(pool, region) for region in (NEXT, ROOT)}
-        self._from_root = np.ones(pool.num_envs, np.bool_)
+        self._home = np.full(pool.num_envs, IN_ROOT, np.uint8)
         self._latest_objects: list[Objects] = [{} for _ in range(pool.num_envs)]
         self.root_keys: tuple[Key, ...] = (*pool.metadata.spaces[ROOT], *DONE_KEYS)
 
@@ -104,50 +109,50 @@ class Exchange:
 
     # -- out --------------------------------------------------------------------------------------------
 
-    def after_reset(self, rows: Rows, objects: Mapping[int, Mapping[str, Objects]]) -> None:
+    def after_reset(self, rows: Rows, outcome: Outcome) -> None:
         """Note that these envs were reset."""
-        self._from_root[slice(None) if rows is None else rows] = True
-        for env, regions in objects.items():
-            self._latest_objects[env] = dict(regions[ROOT])
+        self._home[_index(rows)] = IN_ROOT
+        for env, regions in outcome.objects.items():
+            self._latest_objects[env] = regions[ROOT]
 
-    def step_result(self, rows: Rows, objects: Mapping[int, Mapping[str, Objects]]) -> Values:
+    def before_step(self, rows: Rows, *, maybe_reset: bool) -> None:
+        """Note that these envs are about to step, whatever comes of it."""
+        self._home[_index(rows)] = WHERE_DONE_SAYS if maybe_reset else IN_NEXT
+
+    def step_result(self, rows: Rows, outcome: Outcome) -> Values:
         """The outcome of a step, by key; rows that were not stepped hold their latest values and no reward."""
-        for env, regions in objects.items():
-            self._latest_objects[env] = dict(regions[NEXT])
-        if rows is None:
-            self._from_root[:] = False
-            values = self._packed[NEXT].read()
-        else:
-            self._from_root[rows] = False
-            values = self.latest()
-            reward = np.zeros_like(self._arrays[NEXT][REWARD_KEY])
-            reward[rows] = self._arrays[NEXT][REWARD_KEY][rows]
-            values[REWARD_KEY] = torch.from_numpy(reward)
+        for env, regions in outcome.objects.items():
+            self._latest_objects[env] = regions[NEXT]
+        values = self._packed[NEXT].read()
+        if rows is not None:
+            reward = torch.zeros_like(values[REWARD_KEY])
+            reward[rows] = values[REWARD_KEY][rows]
+            others = np.ones(self.num_envs, np.bool_)
+            others[rows] = False
+            self._replace(values, np.flatnonzero(others & self._in_root()))
+            values[REWARD_KEY] = reward
         return self._with_objects(values)
 
-    def step_failed(self, rows: Rows, *, maybe_reset: bool) -> None:
-        """Note a step whose outcome was not delivered: some envs raised, the others did step."""
-        chosen = slice(None) if rows is None else rows
-        done = self._arrays[NEXT][DONE_KEYS[0]].reshape(-1)[chosen]
-        self._from_root[chosen] = done if maybe_reset else False
-
-    def root_result(self, following: Values, objects: Mapping[int, Mapping[str, Objects]], stepped: Rows) -> Values:
+    def root_result(self, following: Values, outcome: Outcome) -> Values:
         """The root of the next step: what came of the last one, except where the env was reset since."""
-        finished = following[DONE_KEYS[0]].numpy().reshape(-1)
-        if stepped is not None:
-            chosen = np.zeros_like(finished)
-            chosen[stepped] = finished[stepped]
-            finished = chosen
-        rows = np.flatnonzero(finished)
         root = {key: following[key] for key in self.root_keys}
+        rows = np.flatnonzero(self._in_root())
         if len(rows):
-            self.after_reset(rows, {env: objects[env] for env in rows.tolist() if env in objects})
             self._replace(root, rows)
+        for env in rows.tolist():
+            if env in outcome.objects:
+                self._latest_objects[env] = outcome.objects[env][ROOT]
         return self._with_objects(root)
+
+    def _in_root(self) -> NDArray[np.bool_]:
+        """Which envs had a reset after their last step."""
+        done = self._arrays[NEXT][DONE_KEYS[0]].reshape(-1)
+        in_root: NDArray[np.bool_] = (self._home == IN_ROOT) | ((self._home == WHERE_DONE_SAYS) & done)
+        return in_root
 
     def latest(self) -> Values:
         """What is known of every env: the values after its last step or reset."""
-        mask = self._from_root
+        mask = self._in_root()
         if mask.all():
             return self._with_objects(self._packed[ROOT].read())
         values = self._packed[NEXT].read()
@@ -204,6 +209,10 @@ def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:
     while isinstance(base, np.ndarray):
         base = base.base
     return np.frombuffer(base, np.uint8)
+
+
+def _index(rows: Rows) -> Any:
+    return slice(None) if rows is None else rows
 
 
 def nest(values: Values) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def rows_of(td: TensorDictBase, name: str) -> Rows:
         return None
     allowed = (td.batch_size, torch.Size([*td.batch_size, 1]))
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape not in allowed:
-        found = f"{getattr(mask, 'dtype', type(mask).__name__)} of shape {tuple(getattr(mask, 'shape', ()))}"
+        tensor = isinstance(mask, torch.Tensor)
+        found = f"{mask.dtype} of shape {tuple(mask.shape)}" if tensor else type(mask).__name__
         raise ValueError(
             f"{name!r} must be a bool tensor of shape {tuple(allowed[0])} or {tuple(allowed[1])}, got {found}"
         )

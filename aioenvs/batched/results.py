@@ -43,22 +43,24 @@ class Results:
         """Put a step's outcome under `next`, where other entries that are there already stay."""
         result = self._of(following)
         preset = td.get("next", None)
-        if preset is not None:
-            result.update(preset.exclude(*result.keys(True, True)))
-        td.set("next", result)
+        td.set("next", result if preset is None else _with_others(result, preset))
 
     def next_root(self, td: TensorDictBase, root: Values) -> TensorDict:
         """The root for the next step, with the other entries of this one."""
         result = self._of(root)
-        _with_others(result, td, LEFT_BEHIND)
-        return _with_others(result, td.get("next"), LEFT_BEHIND)
+        _with_others(result, td.get("next"), LEFT_BEHIND)
+        return _with_others(result, td, LEFT_BEHIND)
 
 
-def _with_others(result: TensorDict, source: TensorDictBase, left_out: frozenset[str]) -> TensorDict:
-    present = result.keys()
-    for name in source.keys():  # noqa: SIM118  (iterating over a TensorDict goes along its batch)
-        if name not in left_out and name not in present:
-            result.set(name, source.get(name))
+def _with_others(result: TensorDict, source: TensorDictBase, left_out: frozenset[str] = frozenset()) -> TensorDict:
+    """Add the entries of `source` that `result` does not have, at any depth."""
+    present = set(result.keys())
+    for name, value in source.items():
+        if name not in present:
+            if name not in left_out:
+                result.set(name, value)
+        elif isinstance(value, TensorDictBase) and isinstance(branch := result.get(name), TensorDict):
+            _with_others(branch, value)
     return result
 
 

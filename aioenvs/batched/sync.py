@@ -93,9 +93,13 @@ class BatchedEnv(Described):
         try:
             self._run(self._env.close(raise_if_closed=raise_if_closed))
         finally:
-            portal, self._portal = self._portal, None
-            if portal is not None:
-                portal.close()
+            if self._env.is_closed:
+                self._close_portal()
+
+    def _close_portal(self) -> None:
+        portal, self._portal = self._portal, None
+        if portal is not None:
+            portal.close()
 
     @documented_by(AsyncBatchedEnv.set_seed)
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ from aioenvs.engine.metadata import (
 )
 from aioenvs.engine.spaces import Objects, Reader, SpaceLeaf, Writer, flatten, observation_key, reader, writer
 from aioenvs.errors import ResetNeededError, SpecMismatchError
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 __all__ = ["EnvAdapter", "GymAdapter", "adapt", "build"]
 
@@ -130,7 +133,7 @@ class GymAdapter:
         observation, reward, terminated, truncated, _ = result
         row = self._row
         self._write_next(observation)
-        self._reward[row] = reward if type(reward) is float else self._scalar(reward)
+        self._reward[row] = reward if type(reward) is float and abs(reward) <= FLOAT32_MAX else self._scalar(reward)
         self._terminated[row] = terminated = bool(terminated)
         self._truncated[row] = truncated = bool(truncated)
         self._done[row] = done = terminated or truncated
@@ -138,12 +141,17 @@ class GymAdapter:
         return done
 
     def _scalar(self, reward: Any) -> float:
-        if isinstance(reward, np.ndarray) and reward.size == 1:
-            return float(reward.item())
+        """A reward of any numeric type as a float, if float32 can hold it; NaN and infinity are the env's to give."""
         try:
-            return float(reward)
+            value = float(reward.item() if isinstance(reward, np.ndarray) else reward)
         except (TypeError, ValueError) as error:
-            raise SpecMismatchError(f"env {self.env_index}: expected a number as reward, found {reward!r}") from error
+            raise self._bad_reward("a number", reward) from error
+        if abs(value) > FLOAT32_MAX and not math.isinf(value):
+            raise self._bad_reward("a number that float32 can hold", reward)
+        return value
+
+    def _bad_reward(self, expected: str, reward: Any) -> SpecMismatchError:
+        return SpecMismatchError(f"env {self.env_index}: expected {expected} as reward, found {reward!r}")
 
     def objects(self, region: str) -> Objects:
         return self._objects[region]

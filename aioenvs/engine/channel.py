@@ -50,8 +50,8 @@ class Channel(asyncio.Protocol):
         self._sequence = sequence
         future: asyncio.Future[Frame] = self.lost.get_loop().create_future()
         self._pending[sequence] = future, envs
-        if self._transport is not None:
-            self._transport.write(data)
+        assert self._transport is not None, "a request before the pipe was connected"
+        self._transport.write(data)
         return future
 
     def fail(self, error: WorkerError) -> None:
@@ -90,5 +90,9 @@ class Channel(asyncio.Protocol):
             future.set_result(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        try:
+            self._decoder.finish()
+        except ProtocolError as error:
+            self._broken = self._broken or error
         if not self.lost.done():
             self.lost.set_result(self._broken or exc)

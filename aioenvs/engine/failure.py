@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import cloudpickle
 
 from aioenvs.errors import RemoteEnvError
 
-__all__ = ["Failure", "capture", "locate", "passable", "rebuild", "summary"]
+__all__ = ["Failure", "annotate", "capture", "locate", "passable", "rebuild", "summary"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,30 @@ def locate(env_index: int, command: str) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """`Type: message`, also where `__str__` raises."""
-    return "".join(traceback.TracebackException.from_exception(error).format_exception_only()).strip()
+    """`Type: message`, whatever the exception does. Never raises."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "<exception str() failed>"
+    cls = type(error)
+    name = cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
+    return f"{name}: {message}" if message else name
+
+
+def annotate(error: Exception, note: str) -> Exception:
+    """Add a note to an error, or to a stand-in if it takes none."""
+    try:
+        error.add_note(note)
+    except Exception:  # its attributes are frozen, or it uses __notes__ for something else
+        error = _stand_in(error)
+        error.add_note(note)
+    return error
+
+
+def _stand_in(error: BaseException) -> RemoteEnvError:
+    substitute = RemoteEnvError(summary(error))
+    substitute.__cause__ = error
+    return substitute
 
 
 def _is_passable(error: BaseException) -> bool:
@@ -50,16 +73,15 @@ def _is_passable(error: BaseException) -> bool:
 
 def passable(error: BaseException) -> Exception:
     """The error, or a stand-in for one that must not reach the caller as it is."""
-    if isinstance(error, Exception) and _is_passable(error):
-        return error
-    stand_in = RemoteEnvError(summary(error))
-    stand_in.__cause__ = error
-    return stand_in
+    return error if isinstance(error, Exception) and _is_passable(error) else _stand_in(error)
 
 
 def capture(error: BaseException, env_index: int, command: str) -> Failure:
     """Turn an exception into data that any process can read. Never raises."""
-    trace = "".join(traceback.TracebackException.from_exception(error).format())
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except Exception:
+        trace = "".join(traceback.format_tb(error.__traceback__)) + summary(error)
     return Failure(locate(env_index, command), summary(error), trace, _pickle(error))
 
 
@@ -68,21 +90,18 @@ def _pickle(error: BaseException) -> bytes | None:
         return None
     try:
         data: bytes = cloudpickle.dumps(error)
-        same = type(cloudpickle.loads(data)) is type(error)
-    except Exception:
+        copy = cloudpickle.loads(data)
+    except BaseException:  # whatever its __reduce__ or its constructor does
         return None
-    return data if same else None
+    return data if type(copy) is type(error) and summary(copy) == summary(error) else None
 
 
 def rebuild(failure: Failure) -> Exception:
     """The exception itself, or a `RemoteEnvError` in its place, with the worker's traceback as a note."""
     error: Exception | None = None
     if failure.pickled is not None:
-        try:
+        with contextlib.suppress(Exception):
             error = cloudpickle.loads(failure.pickled)
-        except Exception:
-            error = None
     if not isinstance(error, Exception):
         error = RemoteEnvError(failure.summary)
-    error.add_note(f"{failure.where}:\n{failure.trace.rstrip()}")
-    return error
+    return annotate(error, f"{failure.where}:\n{failure.trace.rstrip()}")

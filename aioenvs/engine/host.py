@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aioenvs.engine.adapters import EnvAdapter, build
+from aioenvs.engine.failure import annotate, passable, summary
 from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import ACTION, NEXT, ROOT, EnvMetadata
 from aioenvs.engine.spaces import Objects
@@ -33,6 +34,17 @@ class Outcome:
     failures: dict[int, BaseException] = field(default_factory=dict)
     objects: dict[int, dict[str, Objects]] = field(default_factory=dict)
     waiting: float = 0.0
+
+    def raise_failure(self) -> None:
+        """Raise the exception of the lowest env that failed, which mentions the others; none if none did."""
+        if not self.failures:
+            return
+        lowest = min(self.failures)
+        error = passable(self.failures[lowest])
+        for env, other in sorted(self.failures.items()):
+            if env != lowest:
+                error = annotate(error, f"env {env} failed as well: {summary(other)}")
+        raise error
 
 
 class EnvHost:

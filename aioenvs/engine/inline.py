@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aioenvs.engine.failure import locate, passable
+from aioenvs.engine.failure import annotate, locate, passable, summary
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.layout import Layout
 from aioenvs.engine.metadata import agree
-from aioenvs.engine.pool import Pool, Selection, first_failure
+from aioenvs.engine.pool import Pool, Selection
 from aioenvs.engine.spaces import Objects
 from aioenvs.errors import WorkerStartError
 
@@ -29,9 +30,11 @@ class InlinePool(Pool):
         try:
             for env, (factory, kwargs) in enumerate(zip(self._factories, self._kwargs, strict=True)):
                 try:
-                    self._host.build(env, factory, kwargs)
+                    self._host.build(env, factory, copy.deepcopy(kwargs))
                 except Exception as error:
-                    raise WorkerStartError(f"the factory of env {env} failed", env_index=[env]) from error
+                    raise WorkerStartError(
+                        f"the factory of env {env} failed: {summary(error)}", env_index=[env]
+                    ) from error
             self.metadata = agree(self._host.metadata)
             self.layout = Layout.of(self.num_envs, self.metadata.leaves)
         except BaseException:
@@ -41,22 +44,18 @@ class InlinePool(Pool):
         self._host.attach(self.arrays)
 
     async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
-        return self._check(self._host.seed(_positions(selection), seeds), "seed")
+        return self._located(self._host.seed(_positions(selection), seeds), "seed")
 
     async def reset(self, selection: Selection, kwargs: Mapping[int, Mapping[str, Any]]) -> Outcome:
-        return self._check(self._host.reset(_positions(selection), kwargs), "reset")
+        return self._located(self._host.reset(_positions(selection), kwargs), "reset")
 
     async def step(self, selection: Selection, actions: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
-        outcome = self._host.step(_positions(selection), actions, maybe_reset=maybe_reset)
-        return self._check(outcome, "step_and_maybe_reset" if maybe_reset else "step")
+        outcome = self._host.step(_positions(selection), copy.deepcopy(actions), maybe_reset=maybe_reset)
+        return self._located(outcome, "step_and_maybe_reset" if maybe_reset else "step")
 
-    def _check(self, outcome: Outcome, command: str) -> Outcome:
-        errors: dict[int, Exception] = {}
+    def _located(self, outcome: Outcome, command: str) -> Outcome:
         for env, error in outcome.failures.items():
-            errors[env] = error = passable(error)
-            error.add_note(locate(env, command))
-        if errors:
-            raise first_failure(errors)
+            outcome.failures[env] = annotate(passable(error), locate(env, command))
         return outcome
 
     async def close(self) -> None:

@@ -6,14 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from aioenvs.engine.failure import summary
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays, Layout
 from aioenvs.engine.metadata import EnvMetadata
 from aioenvs.engine.slots import Slots
 from aioenvs.engine.spaces import Objects
 
-__all__ = ["Pool", "Selection", "first_failure"]
+__all__ = ["Pool", "Selection"]
 
 
 class Selection(NamedTuple):
@@ -118,13 +117,3 @@ class Pool(ABC):
     @abstractmethod
     def discard(self) -> None:
         """Give everything back at once, without waiting and from any thread; for pools that were forgotten."""
-
-
-def first_failure(failures: Mapping[int, Exception]) -> Exception:
-    """The exception of the lowest env, which mentions the others."""
-    lowest = min(failures)
-    error = failures[lowest]
-    for env, other in sorted(failures.items()):
-        if env != lowest:
-            error.add_note(f"env {env} failed as well: {summary(other)}")
-    return error

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import signal
 import threading
 from collections.abc import Coroutine
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from aioenvs.errors import ConcurrencyError
 
@@ -54,6 +55,7 @@ class LoopPortal:
         self._loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop()
         self._thread: threading.Thread | None = None
         self._busy = threading.Lock()
+        self._driver = 0  # the thread that is, or was last, in `_drive`
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it and return its result, or raise what it raises.
@@ -62,17 +64,18 @@ class LoopPortal:
             ConcurrencyError: If another thread, or code that runs inside the loop, is in the middle of a call.
             KeyboardInterrupt: On Ctrl-C; the coroutine is cancelled first and has ended.
         """
-        if self._thread is None and not self._busy.acquire(blocking=False):
-            coroutine.close()
-            raise ConcurrencyError("these envs are in the middle of a call from another thread; await its end first")
-        if self._thread is not None:
-            return self._submit(coroutine)
-        try:
-            if asyncio._get_running_loop() is None:
-                return self._drive(coroutine)
-            self._move_to_thread()
-        finally:
-            self._busy.release()
+        if self._thread is None:
+            if not self._busy.acquire(blocking=False):
+                coroutine.close()
+                whom = "code that they run themselves" if self._driver == threading.get_ident() else "another thread"
+                raise ConcurrencyError(f"these envs are in the middle of a call from {whom}; let that end first")
+            try:
+                self._driver = threading.get_ident()
+                if asyncio._get_running_loop() is None:
+                    return self._drive(coroutine)
+                self._move_to_thread()
+            finally:
+                self._busy.release()
         return self._submit(coroutine)
 
     def _drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -97,33 +100,68 @@ class LoopPortal:
                 self._loop.run_until_complete(task)
 
     def _move_to_thread(self) -> None:
-        self._thread = threading.Thread(target=self._loop.run_forever, name="aioenvs-portal", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="aioenvs-portal", daemon=True)
         self._thread.start()
+
+    def _live(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise ConcurrencyError("a synchronous method was called from inside the envs' own event loop")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        errand = _Errand(self._loop, coroutine)
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(errand.begin)
+            errand.ended.wait()
         except BaseException:
-            future.cancel()
+            self._loop.call_soon_threadsafe(errand.cancel)
+            errand.ended.wait()
             raise
+        return errand.result()
 
     def close(self) -> None:
-        """Close the loop, and end its thread if it has one."""
-        if threading.current_thread() is self._thread:
-            self._loop.stop()  # collected as garbage right here; the loop cannot be closed while it runs
+        """Close the loop, and end its thread if it has one. Closing it again does nothing."""
+        if self._loop.is_closed():
             return
         if self._thread is None and asyncio._get_running_loop() is not None:
             self._move_to_thread()
         if self._thread is None:
             self._loop.run_until_complete(asyncio.sleep(0))  # let closed transports say goodbye
-        else:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.close()
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        if threading.current_thread() is not self._thread:  # garbage is collected wherever it happens
             self._thread.join()
-        self._loop.close()
+
+
+class _Errand(Generic[T]):
+    """A coroutine that another thread has run in the portal's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
+        self.ended = threading.Event()
+        self._loop = loop
+        self._coroutine = coroutine
+        self._context = contextvars.copy_context()
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self) -> None:
+        self._task = self._loop.create_task(self._coroutine, context=self._context)
+        self._task.add_done_callback(lambda _: self.ended.set())
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._coroutine.close()
+            self.ended.set()
+
+    def result(self) -> T:
+        assert self._task is not None
+        return self._task.result()
 
 
 class _Interrupts:

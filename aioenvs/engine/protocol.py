@@ -88,10 +88,12 @@ class Decoder:
         """Take some bytes and yield the frames they complete.
 
         Raises:
-            ProtocolError: At the first byte that cannot belong to a frame; the stream is then unusable.
+            ProtocolError: At the first header that cannot be a frame's; the stream is then unusable.
         """
         buffer = self._buffer
         buffer += data
+        if buffer and buffer[0] != MAGIC:
+            _check(buffer[0], 0, 0)
         while len(buffer) >= HEADER.size:
             magic, code, count, generation, _, sequence, length = HEADER.unpack_from(buffer)
             opcode = _check(magic, code, length)

@@ -58,7 +58,7 @@ def _own_registrations() -> bytes | None:
     own = {}
     for name, spec in gymnasium.registry.items():
         entry = spec.entry_point
-        if isinstance(entry, str) and entry.startswith("gymnasium.envs."):
+        if (entry if isinstance(entry, str) else str(getattr(entry, "__module__", ""))).startswith("gymnasium.envs"):
             continue
         try:
             cloudpickle.dumps(spec)

@@ -7,6 +7,7 @@ have a fixed shape; every other space (Text, Sequence, Graph, OneOf, unknown one
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ def flatten(space: Any, key: Key) -> list[SpaceLeaf]:
     children = _children(space)
     if children is not None:
         return [leaf for name, child in children for leaf in flatten(child, (*key, str(name)))]
-    if _kind(space) in FIXED and np.dtype(space.dtype).kind in "biufc":
+    if _kind(space) in FIXED and np.dtype(space.dtype).kind in "biuf":
         return [SpaceLeaf(key, space, Leaf(key, np.dtype(space.dtype).str, tuple(space.shape)))]
     return [SpaceLeaf(key, space, None)]
 
@@ -97,7 +98,7 @@ def writer(space: Any, key: Key, arrays: Arrays, objects: Objects, row: int) -> 
         return _container_writer(key, row, parts)
     array = arrays.get(key)
     if array is None:
-        return lambda value: objects.__setitem__(key, value)
+        return lambda value: objects.__setitem__(key, copy.deepcopy(value))  # the env may reuse it
     return _scalar_writer(array, key, row) if _kind(space) == "Discrete" else _array_writer(array, key, row)
 
 
@@ -105,11 +106,14 @@ def _container_writer(key: Key, row: int, parts: list[tuple[Any, Writer]]) -> Wr
     def write(value: Any) -> None:
         try:
             members = [(store, value[name]) for name, store in parts]
-        except (KeyError, IndexError, TypeError) as error:
+            complete = len(value) == len(parts)
+        except (KeyError, IndexError, TypeError):
+            complete = False
+        if not complete:
             names = [name for name, _ in parts]
             raise SpecMismatchError(
-                f"env {row}: expected a value with the members {names!r} at {key!r}, found {value!r}"
-            ) from error
+                f"env {row}: expected a value with exactly the members {names!r} at {key!r}, found {value!r}"
+            )
         for store, member in members:
             store(member)
 
@@ -130,9 +134,13 @@ def _array_writer(array: NDArray[Any], key: Key, row: int) -> Writer:
 
 def _scalar_writer(array: NDArray[Any], key: Key, row: int) -> Writer:
     dtype = array.dtype
+    plain = dtype == np.int64
 
     def write(value: Any) -> None:
-        array[row] = value if type(value) in PLAIN_INTEGERS else conform(value, dtype, (), key, row)
+        try:
+            array[row] = value if plain and type(value) in PLAIN_INTEGERS else conform(value, dtype, (), key, row)
+        except OverflowError:
+            conform(value, dtype, (), key, row)  # says what is wrong
 
     return write
 
@@ -149,8 +157,10 @@ def conform(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], key: Key, 
         found = np.asarray(value)
     except ValueError as error:
         raise SpecMismatchError(f"{expected}, found a ragged {type(value).__name__}") from error
-    if found.shape != shape or not np.can_cast(found.dtype, dtype, "same_kind"):
-        raise SpecMismatchError(f"{expected}, found {found.dtype} of shape {found.shape}")
+    integers = found.dtype.kind in "iu" and dtype.kind in "iu"  # whether their values fit is seen below
+    if found.shape != shape or not (integers or np.can_cast(found.dtype, dtype, "same_kind")):
+        what = f"{value!r}" if found.dtype == object else f"{found.dtype} of shape {found.shape}"
+        raise SpecMismatchError(f"{expected}, found {what}")
     with np.errstate(over="ignore"):
         cast = found.astype(dtype)
     if dtype.kind in "iu":

@@ -7,6 +7,7 @@ import pickle
 import random
 import socket
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,8 +98,8 @@ class _Worker:
         else:
             code, body = self._manage(opcode, body)
             return Frame(code, sequence, generation, (), body)
-        code, counts, body = _encode(outcome, opcode.name.lower())
-        return Frame(code, sequence, generation, counts, body)
+        counts, body = _encode(outcome, opcode.name.lower())
+        return Frame(Opcode.DONE, sequence, generation, counts, body)
 
     def _manage(self, opcode: Opcode, body: bytes) -> tuple[Opcode, bytes]:
         if opcode is Opcode.START:
@@ -132,13 +133,13 @@ class _Worker:
         self._host.close()
 
 
-def _encode(outcome: Outcome, command: str) -> tuple[Opcode, tuple[int, ...], bytes]:
-    """A reply's opcode, its body, and in place of positions: finished episodes, and per cent of time spent waiting."""
-    if outcome.failures:
-        failures = {env: capture(error, env, command) for env, error in outcome.failures.items()}
-        return Opcode.FAILED, (), pickle.dumps(failures)
+def _encode(outcome: Outcome, command: str) -> tuple[tuple[int, ...], bytes]:
+    """In place of positions: finished episodes, and per cent of time spent waiting; and the body, if there is any."""
     counts = (outcome.finished, round(100 * outcome.waiting)) if outcome.finished or outcome.waiting else ()
-    return Opcode.DONE, counts, cloudpickle.dumps(outcome.objects) if outcome.objects else b""
+    if not outcome.failures and not outcome.objects:
+        return counts, b""
+    failures = {env: capture(error, env, command) for env, error in outcome.failures.items()}
+    return counts, cloudpickle.dumps((failures, outcome.objects))
 
 
 def _share(metadata: Sequence[Any]) -> list[Any]:
@@ -153,6 +154,8 @@ def _register(registry: bytes | None) -> None:
     if registry is not None:
         import gymnasium
 
+        # A package that is imported for its env registers its ids itself, which are then here already.
+        warnings.filterwarnings("ignore", r"(?s).*Overriding environment")
         specs: Mapping[str, Any] = cloudpickle.loads(registry)
         for name, spec in specs.items():
             gymnasium.registry.setdefault(name, spec)

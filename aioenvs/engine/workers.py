@@ -21,7 +21,7 @@ from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Layout
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.metadata import EnvMetadata, agree
-from aioenvs.engine.pool import Pool, Selection, first_failure
+from aioenvs.engine.pool import Pool, Selection
 from aioenvs.engine.process import Launcher, WorkerProcess, shared_launcher
 from aioenvs.engine.protocol import Frame, Opcode
 from aioenvs.engine.shipping import pack
@@ -375,24 +375,17 @@ class WorkerPool(Pool):
 
 
 def _merge(replies: Sequence[Frame]) -> Outcome:
-    """One outcome of all replies.
-
-    Raises:
-        Exception: The failure of the lowest env, if there is one.
-    """
+    """One outcome of all replies."""
     outcome = Outcome()
-    failures: dict[int, Exception] = {}
     for reply in replies:
         if reply.positions:
             finished, waiting = reply.positions
             outcome.finished += finished
             outcome.waiting = max(outcome.waiting, waiting / 100)
-        if reply.opcode is Opcode.FAILED:
-            failures |= {env: rebuild(failure) for env, failure in pickle.loads(reply.body).items()}
-        elif reply.body:
-            outcome.objects |= cloudpickle.loads(reply.body)
-    if failures:
-        raise first_failure(failures)
+        if reply.body:
+            failures, objects = cloudpickle.loads(reply.body)
+            outcome.failures |= {env: rebuild(failure) for env, failure in failures.items()}
+            outcome.objects |= objects
     return outcome
 
 

@@ -19,12 +19,15 @@ def step_mdp(td: TensorDictBase) -> TensorDict:
     Args:
         td: A step's result, with `next`, of any batch size.
 
+    Raises:
+        KeyError: If there is no `next`.
+
     >>> import torch
     >>> td = TensorDict({"action": torch.ones(2), "next": {"observation": torch.zeros(2, 4)}}, [2])
     >>> sorted(step_mdp(td).keys())
     ['observation']
     """
-    following: TensorDictBase = td.get("next")
+    following: TensorDictBase = td["next"]
     left_out = {"next", "action", "reward", *MASKS}
     values: dict[str, Any] = {name: value for name, value in td.items() if name not in left_out}
     values.update((name, value) for name, value in following.items() if name != "reward")

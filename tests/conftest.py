@@ -1,0 +1,151 @@
+"""Fixtures for all tests; their names and meaning are stable.
+
+face           each of the six faces in turn (see `faces.py`): async and sync; in this process, packed into two worker
+               processes, and one process per env
+process_face   the four of them that have worker processes
+async_face     the two of those that are async
+any_loop       name it to run an async test on uvloop as well as on asyncio's own loop
+gate           a `failing_envs.Gate`: an env can wait there, and the test lets it through
+no_leaks       (always on) fails a test that leaves processes, threads, descriptors or shared memory
+
+The launchers that the engine keeps for the whole session are no leak; the workers below them are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from faces import FACES, PROCESS_FACES, Face
+from failing_envs import Gate
+from processes import still_alive
+
+from aioenvs.engine import process
+
+PATIENCE = 2.0  # seconds that what was just closed gets to vanish
+DESCRIPTORS = Path("/proc/self/fd")
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(params=FACES, ids=lambda face: face.name)
+def face(request: pytest.FixtureRequest) -> Face:
+    return request.param
+
+
+@pytest.fixture(params=PROCESS_FACES, ids=lambda face: face.name)
+def process_face(request: pytest.FixtureRequest) -> Face:
+    return request.param
+
+
+@pytest.fixture(params=[face for face in PROCESS_FACES if face.is_async], ids=lambda face: face.name)
+def async_face(request: pytest.FixtureRequest) -> Face:
+    return request.param
+
+
+@pytest.fixture
+def any_loop() -> None:
+    pass
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: Any) -> Mapping[str, Callable[[], Any]]:
+    factories = _loop_factories()
+    return factories if "any_loop" in item.fixturenames else {"asyncio": factories["asyncio"]}
+
+
+def _loop_factories() -> dict[str, Callable[[], Any]]:
+    factories: dict[str, Callable[[], Any]] = {"asyncio": asyncio.SelectorEventLoop}
+    if sys.platform != "win32":
+        import uvloop
+
+        factories["uvloop"] = uvloop.new_event_loop
+    return factories
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    with Gate(tmp_path) as gate:
+        yield gate
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _session() -> Iterator[None]:
+    for make_loop in _loop_factories().values():
+        make_loop().close()  # uvloop opens a pipe for the whole process with its first loop
+    gc.collect()
+    gc.freeze()  # what was imported until here need not be looked through after each test
+    yield
+    process.stop_launchers()
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    before = _Holdings()
+    yield
+    gc.collect()  # what was dropped must be gone, not hide in a cycle
+    before.check()
+
+
+class _Holdings:
+    """What the test process had before a test."""
+
+    def __init__(self) -> None:
+        self.processes = set(_processes())
+        self.threads = set(threading.enumerate())
+        self.descriptors = _descriptors()
+        self.shared_memory = _shared_memory()
+
+    def check(self) -> None:
+        leaks: list[Any] = []
+        new = [child for child in _processes() if child not in self.processes]
+        leaks += [_describe(left) for left in still_alive(new, PATIENCE)]
+        for thread in set(threading.enumerate()) - self.threads:
+            thread.join(PATIENCE)
+            leaks += [thread] if thread.is_alive() else []
+        leaks += sorted(_descriptors() - self.descriptors)
+        leaks += sorted(_shared_memory() - self.shared_memory)
+        if leaks:
+            pytest.fail("the test left behind: " + ", ".join(map(str, leaks)), pytrace=False)
+
+
+def _shared_launchers() -> list[process.Launcher]:
+    return list(process._launchers.values())
+
+
+def _processes() -> list[psutil.Process]:
+    shared = {launcher.pid for launcher in _shared_launchers()}
+    return [child for child in psutil.Process().children(recursive=True) if child.pid not in shared]
+
+
+def _describe(left: psutil.Process) -> str:
+    try:
+        return f"{left.pid} ({left.status()}): {' '.join(left.cmdline())[-200:]}"
+    except psutil.Error:
+        return f"{left.pid}"
+
+
+def _descriptors() -> set[tuple[int, str]]:
+    """Open descriptors and what they lead to; nothing where the system does not tell."""
+    if not DESCRIPTORS.exists():
+        return set()
+    shared = {launcher._control.fileno() for launcher in _shared_launchers()}
+    found = set()
+    for name in os.listdir(DESCRIPTORS):
+        try:
+            target = os.readlink(DESCRIPTORS / name)
+        except OSError:  # the one that listed the directory
+            continue
+        if int(name) not in shared:
+            found.add((int(name), target))
+    return found
+
+
+def _shared_memory() -> set[str]:
+    return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.exists() else set()

@@ -1,0 +1,301 @@
+"""The layers of the package, read from its imports; and the public names, which load on first use."""
+
+import ast
+import functools
+import graphlib
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import aioenvs
+
+PACKAGE = Path(aioenvs.__file__).parent
+MODULES = {
+    ".".join((path.parent if path.stem == "__init__" else path.with_suffix("")).relative_to(PACKAGE.parent).parts): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+PURE = {f"aioenvs.engine.{name}" for name in ("protocol", "layout", "slots", "metadata", "seeding")} | {
+    "aioenvs.errors"
+}
+
+# Lowest first. A module belongs to the longest prefix of its name that stands here, and imports nothing from above.
+LAYERS = (
+    ("aioenvs.errors",),
+    (
+        "aioenvs.engine.protocol",
+        "aioenvs.engine.layout",
+        "aioenvs.engine.slots",
+        "aioenvs.engine.metadata",
+        "aioenvs.engine.seeding",
+    ),
+    ("aioenvs.engine",),
+    ("aioenvs.specs", "aioenvs.mdp", "aioenvs.registry"),
+    ("aioenvs.spaces",),
+    ("aioenvs.rollout", "aioenvs.envs"),
+    ("aioenvs.device",),
+    ("aioenvs.batched",),
+    ("aioenvs.collectors", "aioenvs.integrations", "aioenvs.testing"),
+    ("aioenvs",),  # the lazy root: whoever imports it can reach every face
+    ("aioenvs.cli",),
+    ("aioenvs.__main__",),
+)
+RANKS = {prefix: rank for rank, layer in enumerate(LAYERS) for prefix in layer}
+
+INPUT_OUTPUT = {
+    "_posixshmem",
+    "asyncio",
+    "concurrent",
+    "fcntl",
+    "io",
+    "mmap",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "select",
+    "selectors",
+    "shutil",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "uvloop",
+}
+ASYNCIO = {
+    f"aioenvs.engine.{name}" for name in ("channel", "pool", "process", "portal", "inline", "workers", "supervision")
+}
+ASYNC_FACES = ("aioenvs.batched", "aioenvs.rollout", "aioenvs.cli", "aioenvs.collectors", "aioenvs.integrations")
+FORKING = {"aioenvs.engine.process", "aioenvs.engine.launcher"}
+
+
+class Import(NamedTuple):
+    """One import statement's target, as a dotted name; `top` if it runs when the module is imported."""
+
+    target: str
+    top: bool
+
+    @property
+    def package(self) -> str:
+        return self.target.partition(".")[0]
+
+
+def parse(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text())
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+@functools.cache
+def imports_of(module: str) -> tuple[Import, ...]:
+    """All imports of a module, those inside functions included, those for type checkers only left out."""
+    return tuple(_imports(parse(module), module, top=True))
+
+
+def _imports(node: ast.AST, module: str, top: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if is_type_checking(child):
+            continue
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, top) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            origin = _origin(child, module)
+            for alias in child.names:
+                name = f"{origin}.{alias.name}"
+                yield Import(name if name in MODULES else origin, top)
+        inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        yield from _imports(child, module, top and not inner)
+
+
+def _origin(statement: ast.ImportFrom, module: str) -> str:
+    if not statement.level:
+        return statement.module or ""
+    parts = module.split(".")
+    if MODULES[module].stem != "__init__":
+        parts.pop()
+    parts = parts[: len(parts) - statement.level + 1]
+    return ".".join([*parts, *([statement.module] if statement.module else [])])
+
+
+def rank(module: str) -> int:
+    """The number of a module's layer."""
+    parts = module.split(".")
+    prefixes = [".".join(parts[:length]) for length in range(len(parts), min(len(parts), 2) - 1, -1)]
+    found = next((prefix for prefix in prefixes if prefix in RANKS), None)
+    assert found is not None, f"{module} has no layer yet: give it one in LAYERS"
+    return RANKS[found]
+
+
+def own_imports(module: str) -> list[Import]:
+    return [found for found in imports_of(module) if found.package == "aioenvs"]
+
+
+def test_the_reader_of_imports_finds_them_wherever_they_stand() -> None:
+    source = (
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    import gymnasium\n"
+        "try:\n    import numpy as np\nexcept ImportError:\n    pass\n"
+        "from . import errors\n"
+        "class A:\n    async def f(self):\n        from ..specs import base, Composite\n"
+    )
+    found = set(_imports(ast.parse(source), "aioenvs.batched.config", top=True))
+    assert found == {
+        Import("typing", True),
+        Import("numpy", True),
+        Import("aioenvs.batched", True),
+        Import("aioenvs.specs.base", False),
+        Import("aioenvs.specs", False),
+    }
+
+
+def test_a_module_imports_only_from_its_own_layer_and_below() -> None:
+    above = [
+        (module, found.target)
+        for module in MODULES
+        for found in own_imports(module)
+        if rank(found.target) > rank(module)
+    ]
+    assert above == []
+
+
+def test_no_imports_go_in_circles() -> None:
+    graph = {
+        module: {found.target for found in own_imports(module) if found.top and found.target != module}
+        for module in MODULES
+    }
+    order = list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
+    assert order.index("aioenvs.errors") < order.index("aioenvs.engine.slots") < order.index("aioenvs.batched.aio")
+
+
+def test_the_engine_knows_neither_torch_nor_a_face() -> None:
+    engine = [module for module in MODULES if module.startswith("aioenvs.engine")]
+    foreign = [
+        (module, found.target)
+        for module in engine
+        for found in imports_of(module)
+        if found.package in ("torch", "tensordict", "torchrl")
+        or (found.package == "aioenvs" and not found.target.startswith(("aioenvs.engine", "aioenvs.errors")))
+    ]
+    assert len(engine) > 10
+    assert foreign == []
+
+
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_pure_modules_do_no_input_or_output(module: str) -> None:
+    assert INPUT_OUTPUT.isdisjoint(found.package for found in imports_of(module))
+    calls = {
+        node.func.id
+        for node in ast.walk(parse(module))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert calls.isdisjoint({"open", "print", "input"})
+
+
+def test_pure_modules_import_only_pure_ones() -> None:
+    assert {found.target for module in PURE for found in own_imports(module)} <= PURE
+
+
+def test_asyncio_is_used_by_the_shells_and_the_async_faces_only() -> None:
+    users = {
+        module for module in MODULES if any(found.package in ("asyncio", "uvloop") for found in imports_of(module))
+    }
+    assert "aioenvs.engine.channel" in users
+    assert {module for module in users - ASYNCIO if not module.startswith(ASYNC_FACES)} == set()
+
+
+def test_processes_are_made_in_one_place() -> None:
+    makers = set()
+    for module in MODULES:
+        packages = {found.package for found in imports_of(module)}
+        forks = {
+            node.attr
+            for node in ast.walk(parse(module))
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os"
+        } & {"fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "popen"}
+        if forks or "multiprocessing" in packages:
+            makers.add(module)
+    assert makers == FORKING
+
+
+def test_gymnasium_is_optional() -> None:
+    needing = [
+        module
+        for module in MODULES
+        if not module.startswith(("aioenvs.integrations", "aioenvs.envs"))
+        and any(found.top and found.package in ("gymnasium", "torchrl") for found in imports_of(module))
+    ]
+    assert needing == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import aioenvs",
+        "import aioenvs.errors, aioenvs; aioenvs.errors.ClosedError",
+        "import aioenvs.engine.worker",
+        "import aioenvs.engine.launcher",
+    ],
+)
+def test_what_a_worker_imports_is_light(statement: str) -> None:
+    heavy = ("torch", "tensordict", "gymnasium", "asyncio", "multiprocessing", "rich")
+    code = f"{statement}\nimport sys\nprint([name for name in {heavy!r} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+# -- public names ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", aioenvs.__all__)
+def test_every_public_name_resolves_and_is_listed(name: str) -> None:
+    assert getattr(aioenvs, name) is getattr(aioenvs, name)
+    assert name in dir(aioenvs)
+
+
+@pytest.mark.parametrize("name", aioenvs._HOMES)
+def test_a_lazy_name_is_not_hidden_by_a_module_of_the_same_name(name: str) -> None:
+    home = importlib.import_module(aioenvs._HOMES[name])  # which makes the module an attribute of the package
+    assert getattr(aioenvs, name) is getattr(home, name)
+    assert f"aioenvs.{name}" not in MODULES
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'aioenvs' has no attribute 'ParalelEnv'"):
+        aioenvs.ParalelEnv  # noqa: B018
+    assert not hasattr(aioenvs, "_nothing")
+
+
+def test_star_import_gives_the_public_names() -> None:
+    names: dict[str, object] = {}
+    exec("from aioenvs import *", names)
+    assert set(aioenvs.__all__) <= names.keys()
+
+
+def test_the_lazy_table_agrees_with_what_type_checkers_read() -> None:
+    block = next(node for node in parse("aioenvs").body if is_type_checking(node))
+    homes, modules = {}, set()
+    for node in ast.walk(block):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if node.module == "aioenvs":
+                    modules.add(alias.name)
+                else:
+                    homes[alias.asname or alias.name] = node.module
+    assert homes == aioenvs._HOMES
+    assert modules == set(aioenvs._MODULES)
+    assert sorted(aioenvs.__all__) == sorted({*homes, *modules, "__version__"})
+
+
+def test_all_names_only_what_exists() -> None:
+    for module in MODULES:
+        loaded = importlib.import_module(module)
+        names = getattr(loaded, "__all__", [])
+        assert (module, [name for name in names if not hasattr(loaded, name)]) == (module, [])
+        assert len(names) == len(set(names))
