@@ -194,6 +194,7 @@ async def test_close_from_another_event_loop(async_face: Face) -> None:
             assert observed(await env.step(acting([1, 2, 3, 4]))) == rows(1, 1, 1, 2, 3, 4)
 
 
+@pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")  # asyncio's own, of a loop closed too early
 def test_the_loop_that_started_them_is_over() -> None:
     env = AsyncParallelEnv(4, CountingEnv, create_env_kwargs=numbered(4), num_processes=2)
     asyncio.run(env.reset())

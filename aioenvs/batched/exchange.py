@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.layout import Key
+from aioenvs.engine.layout import Arrays, Key
 from aioenvs.engine.metadata import ACTION, DONE_KEYS, NEXT, REWARD_KEY, ROOT
 from aioenvs.engine.pool import Pool
 from aioenvs.engine.spaces import Objects, integer_range
@@ -42,12 +42,11 @@ class Exchange:
         self.num_envs = pool.num_envs
         self._arrays = pool.arrays
         self._objects = pool.metadata.objects
-        self._action_bounds = {key: integer_range(space) for key, space in pool.metadata.spaces[ACTION].items()}
+        self._action_leaves = [_ActionLeaf(key, array, pool) for key, array in pool.arrays[ACTION].items()]
         self._random = {key: pool.metadata.spaces[ACTION][key] for key in self._objects[ACTION]}
         self._packed = {region: _Packed(pool, region) for region in (NEXT, ROOT)}
         self._home = np.full(pool.num_envs, IN_ROOT, np.uint8)
         self._latest_objects: list[Objects] = [{} for _ in range(pool.num_envs)]
-        self.root_keys: tuple[Key, ...] = (*pool.metadata.spaces[ROOT], *DONE_KEYS)
 
     # -- in ---------------------------------------------------------------------------------------------
 
@@ -57,34 +56,10 @@ class Exchange:
         Raises:
             SpecMismatchError: If a key is missing, or a value has the wrong shape, dtype, device or range.
         """
-        values: Actions = {}
-        for key, target in self._arrays[ACTION].items():
-            value = td.get(_path(key), None)
-            if not isinstance(value, torch.Tensor):
-                raise _missing(td, key, value)
-            if value.shape != target.shape:
-                raise _mismatch(key, f"shape {target.shape}", f"shape {tuple(value.shape)}")
-            if value.device.type != "cpu":
-                raise _mismatch(key, "a tensor on the cpu", f"one on {value.device}")
-            array = value.detach().numpy()
-            if array.dtype != target.dtype:
-                raise _mismatch(key, f"dtype {target.dtype}", f"dtype {array.dtype}")
-            self._check_range(key, array)
-            values[key] = array
+        values: Actions = {leaf.key: leaf.check(td) for leaf in self._action_leaves}
         for key in self._objects[ACTION]:
             values[key] = self._object_list(td, key)
         return values
-
-    def _check_range(self, key: Key, array: NDArray[Any]) -> None:
-        bounds = self._action_bounds[key]
-        if bounds is not None and array.size:
-            low, high = bounds
-            outside = (array < low) | (array >= high)
-            if outside.any():
-                env = int(np.argwhere(outside)[0][0])
-                raise _mismatch(
-                    key, f"integers from {np.min(low)} to {np.max(high) - 1}", f"{array[env]!r} for env {env}"
-                )
 
     def _object_list(self, td: TensorDictBase, key: Key) -> list[Any]:
         value = td.get(_path(key), None)
@@ -123,26 +98,23 @@ class Exchange:
         """The outcome of a step, by key; rows that were not stepped hold their latest values and no reward."""
         for env, regions in outcome.objects.items():
             self._latest_objects[env] = regions[NEXT]
-        values = self._packed[NEXT].read()
+        arrays = self._packed[NEXT].copy()
         if rows is not None:
-            reward = torch.zeros_like(values[REWARD_KEY])
-            reward[rows] = values[REWARD_KEY][rows]
             others = np.ones(self.num_envs, np.bool_)
             others[rows] = False
-            self._replace(values, np.flatnonzero(others & self._in_root()))
-            values[REWARD_KEY] = reward
-        return self._with_objects(values)
+            arrays[REWARD_KEY][others] = 0
+            self._replace(arrays, np.flatnonzero(others & self._in_root()))
+        return self._values(arrays)
 
     def root_result(self, following: Values, outcome: Outcome) -> Values:
         """The root of the next step: what came of the last one, except where the env was reset since."""
-        root = {key: following[key] for key in self.root_keys}
         rows = np.flatnonzero(self._in_root())
-        if len(rows):
-            self._replace(root, rows)
+        if not len(rows):
+            return {key: value for key, value in following.items() if key != REWARD_KEY}
         for env in rows.tolist():
             if env in outcome.objects:
                 self._latest_objects[env] = outcome.objects[env][ROOT]
-        return self._with_objects(root)
+        return self._merged(rows)
 
     def _in_root(self) -> NDArray[np.bool_]:
         """Which envs had a reset after their last step."""
@@ -153,21 +125,21 @@ class Exchange:
     def latest(self) -> Values:
         """What is known of every env: the values after its last step or reset."""
         mask = self._in_root()
-        if mask.all():
-            return self._with_objects(self._packed[ROOT].read())
-        values = self._packed[NEXT].read()
-        values.pop(REWARD_KEY)
-        self._replace(values, np.flatnonzero(mask))
-        return self._with_objects(values)
+        return self._values(self._packed[ROOT].copy()) if mask.all() else self._merged(np.flatnonzero(mask))
 
-    def _replace(self, values: Values, rows: NDArray[np.intp]) -> None:
-        """Let these rows have the values of their reset, in copies: the arrays may be shared with another result."""
+    def _merged(self, rows: NDArray[np.intp]) -> Values:
+        """The values of the last step, or, in these rows, of the reset after it."""
+        arrays = self._packed[NEXT].copy()
+        del arrays[REWARD_KEY]
+        self._replace(arrays, rows)
+        return self._values(arrays)
+
+    def _replace(self, arrays: Arrays, rows: NDArray[np.intp]) -> None:
         for key, source in self._arrays[ROOT].items():
-            copy = values[key].numpy().copy()
-            copy[rows] = source[rows]
-            values[key] = torch.from_numpy(copy)
+            arrays[key][rows] = source[rows]
 
-    def _with_objects(self, values: Values) -> Values:
+    def _values(self, arrays: Arrays) -> Values:
+        values: Values = {key: torch.from_numpy(array) for key, array in arrays.items()}
         for key in self._objects[ROOT]:
             values[key] = [objects.get(key) for objects in self._latest_objects]
         return values
@@ -197,11 +169,44 @@ class _Packed:
             (item.leaf.key, (count, *item.leaf.shape), np.dtype(item.leaf.dtype), item.offset) for item in place.places
         ]
 
-    def read(self) -> Values:
+    def copy(self) -> Arrays:
         copy = self._source.copy()
-        return {
-            key: torch.from_numpy(np.ndarray(shape, dtype, copy, offset)) for key, shape, dtype, offset in self._plan
-        }
+        return {key: np.ndarray(shape, dtype, copy, offset) for key, shape, dtype, offset in self._plan}
+
+
+class _ActionLeaf:
+    """What one action must be, worked out once."""
+
+    def __init__(self, key: Key, target: NDArray[Any], pool: Pool) -> None:
+        self.key = key
+        self._path = _path(key)
+        self._shape = torch.Size(target.shape)
+        self._dtype = torch.from_numpy(np.zeros((), target.dtype)).dtype
+        self._bounds = integer_range(pool.metadata.spaces[ACTION][key])
+
+    def check(self, td: TensorDictBase) -> NDArray[Any]:
+        value = td.get(self._path, None)
+        if not isinstance(value, torch.Tensor):
+            raise _missing(td, self.key, value)
+        if value.shape != self._shape:
+            raise _mismatch(self.key, f"shape {tuple(self._shape)}", f"shape {tuple(value.shape)}")
+        if value.dtype is not self._dtype:
+            raise _mismatch(self.key, f"dtype {self._dtype}", f"dtype {value.dtype}")
+        if not value.is_cpu:
+            raise _mismatch(self.key, "a tensor on the cpu", f"one on {value.device}")
+        array: NDArray[Any] = value.detach().numpy()
+        if self._bounds is not None and array.size:
+            self._check_range(array, *self._bounds)
+        return array
+
+    def _check_range(self, array: NDArray[Any], low: Any, high: Any) -> None:
+        if isinstance(low, int) and low <= array.min() and array.max() < high:
+            return
+        outside = (array < low) | (array >= high)
+        if outside.any():
+            env = int(np.argwhere(outside)[0][0])
+            expected = f"integers from {np.min(low)} to {np.max(high) - 1}"
+            raise _mismatch(self.key, expected, f"{array[env]!r} for env {env}")
 
 
 def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:

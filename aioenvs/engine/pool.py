@@ -96,7 +96,7 @@ class Pool(ABC):
 
     def release(self, selection: Selection) -> None:
         """End `hold`."""
-        self.slots.release(selection.indices)
+        self.slots.release(selection.envs)
 
     @abstractmethod
     async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:

@@ -83,6 +83,7 @@ class Decoder:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._needed = 0  # so many bytes until the first frame in the buffer can be read
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Take some bytes and yield the frames they complete.
@@ -90,20 +91,24 @@ class Decoder:
         Raises:
             ProtocolError: At the first header that cannot be a frame's; the stream is then unusable.
         """
-        buffer = self._buffer
-        buffer += data
-        if buffer and buffer[0] != MAGIC:
-            _check(buffer[0], 0, 0)
-        while len(buffer) >= HEADER.size:
-            magic, code, count, generation, _, sequence, length = HEADER.unpack_from(buffer)
-            opcode = _check(magic, code, length)
-            start = HEADER.size + 2 * count
-            if len(buffer) < start + length:
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._needed:
                 return
-            positions = array("H", bytes(buffer[HEADER.size : start])) if count else ()
-            body = bytes(buffer[start : start + length]) if length else b""
-            del buffer[: start + length]
-            yield Frame(opcode, sequence, generation, positions, body)
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        begin = 0
+        try:
+            while begin < len(data):
+                end, frame = _parse(data, begin)
+                if frame is None:
+                    self._needed = end - begin
+                    break
+                begin = end
+                yield frame
+        finally:
+            if begin < len(data):
+                self._buffer += data[begin:]
 
     def finish(self) -> None:
         """Say that the stream has ended.
@@ -118,12 +123,22 @@ class Decoder:
 _OPCODES = {int(opcode): opcode for opcode in Opcode}
 
 
-def _check(magic: int, code: int, length: int) -> Opcode:
-    if magic != MAGIC:
-        raise ProtocolError(f"expected a frame to begin with {MAGIC:#x}, found {magic:#x}")
+def _parse(data: bytes, begin: int) -> tuple[int, Frame | None]:
+    """Where the frame that begins here ends, as far as that can be told, and the frame if all of it is here."""
+    start = begin + HEADER.size
+    if data[begin] != MAGIC:
+        raise ProtocolError(f"expected a frame to begin with {MAGIC:#x}, found {data[begin]:#x}")
+    if start > len(data):
+        return start, None
+    _, code, count, generation, _, sequence, length = HEADER.unpack_from(data, begin)
     opcode = _OPCODES.get(code)
     if opcode is None:
         raise ProtocolError(f"unknown opcode {code}")
     if length > MAX_BODY:
         raise ProtocolError(f"a {opcode.name} frame announces {length} bytes, more than {MAX_BODY}")
-    return opcode
+    body = start + 2 * count
+    end = body + length
+    if end > len(data):
+        return end, None
+    positions = array("H", data[start:body]) if count else ()
+    return end, Frame(opcode, sequence, generation, positions, data[body:end])

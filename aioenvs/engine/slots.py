@@ -91,10 +91,13 @@ class Slots:
         """Whether none of these envs owes a reply."""
         return self._unanswered.isdisjoint(envs)
 
-    def release(self, envs: Iterable[int]) -> None:
+    def release(self, envs: Set[int]) -> None:
         """The caller is done with these envs, or gave up on them."""
-        for env in envs:
-            self._held.pop(env, None)
+        if self._held.keys() == envs:
+            self._held.clear()
+        else:
+            for env in envs:
+                self._held.pop(env, None)
 
     def break_(self, envs: Iterable[int], error: WorkerError) -> None:
         """The worker of these envs is gone: they owe nothing any more, and raise `error` when asked."""
