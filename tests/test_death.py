@@ -60,7 +60,7 @@ async def test_the_error_says_how_it_died(process_face: Face, fault: Any, words:
         with pytest.raises(WorkerDiedError) as caught:
             await face.call(env.step, acting([0] * 4))
     assert words in str(caught.value)
-    assert "last command: STEP" in str(caught.value)
+    assert "last command: step" in str(caught.value)
     assert str(pid) in str(caught.value)
     assert caught.value.pid == pid
     assert list(caught.value.env_index) == family(face, 1)
@@ -161,7 +161,7 @@ async def test_a_death_within_a_reset(process_face: Face) -> None:
     face = process_face
     async with face.open(4, CountingEnv, create_env_kwargs=mortal(at=(2, 0))) as env:
         await face.call(env.reset)
-        with pytest.raises(WorkerDiedError, match="last command: RESET"):
+        with pytest.raises(WorkerDiedError, match="last command: reset"):
             await face.call(env.reset)
         assert [row[1] for row in observed(await face.call(env.reset))] == [
             3 if i in rest(face, 1) else 1 for i in range(4)
@@ -226,5 +226,5 @@ async def test_the_death_of_the_launcher(process_face: Face) -> None:
             await kill_and_reap(launcher.pid)
         with pytest.raises(WorkerDiedError, match="launcher"):
             await step_until_it_fails(face, env)
-        assert await in_thread(still_alive, workers) == []
         assert observed(await face.call(env.reset)) == [[i, 1, 0, 0] for i in range(4)]
+        assert await in_thread(still_alive, workers) == []

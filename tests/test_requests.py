@@ -44,7 +44,7 @@ def test_what_is_no_tensordict_is_refused(thing: Any) -> None:
 def test_a_mask_selects_rows(mask: list[bool], column: bool) -> None:
     tensor = torch.tensor(mask)
     td = TensorDict({"_step": tensor[:, None] if column else tensor}, [len(mask)])
-    rows = rows_of(td, "_step")
+    rows = rows_of(td, "_step", td.batch_size)
     if all(mask):
         assert rows is None
     else:
@@ -54,7 +54,7 @@ def test_a_mask_selects_rows(mask: list[bool], column: bool) -> None:
 
 
 def test_without_a_mask_all_rows_are_selected() -> None:
-    assert rows_of(TensorDict({"_step": torch.tensor([True, False])}, [2]), "_reset") is None
+    assert rows_of(TensorDict({"_step": torch.tensor([True, False])}, [2]), "_reset", torch.Size([2])) is None
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_without_a_mask_all_rows_are_selected() -> None:
 )
 def test_a_mask_of_another_kind_is_refused(mask: Any, found: str) -> None:
     with pytest.raises(ValueError, match=rf"'_reset' must be a bool tensor of shape \(2,\) or \(2, 1\), got {found}"):
-        rows_of(TensorDict({"_reset": mask}, [2]), "_reset")
+        rows_of(TensorDict({"_reset": mask}, [2]), "_reset", torch.Size([2]))
 
 
 def test_the_mask_itself_is_not_changed() -> None:
     td = TensorDict({"_step": torch.tensor([True, False])}, [2])
-    rows_of(td, "_step")
+    rows_of(td, "_step", td.batch_size)
     assert td["_step"].tolist() == [True, False]
 
 

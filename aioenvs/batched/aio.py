@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.batched.config import BatchConfig
 from aioenvs.batched.described import Described
-from aioenvs.batched.exchange import Actions, Exchange, Rows, Values
+from aioenvs.batched.exchange import Exchange
 from aioenvs.batched.requests import check_size, reset_arguments, rows_of
 from aioenvs.batched.results import Results, keep_others
 from aioenvs.batched.signature import Signature
@@ -203,7 +203,7 @@ class AsyncBatchedEnv(Described):
         rows = None
         if td is not None:
             check_size(td, self.batch_size)
-            rows = rows_of(td, "_reset")
+            rows = rows_of(td, "_reset", self.batch_size)
         if td is not None and rows is not None and not len(rows):
             return td.exclude("_reset")
         arguments = reset_arguments(self.num_workers, list_of_kwargs, kwargs)
@@ -260,22 +260,12 @@ class AsyncBatchedEnv(Described):
     async def _advance(self, td: TensorDictBase, *, maybe_reset: bool) -> TensorDict:
         """Step, put the outcome under `next`, and return the root for the next step."""
         check_size(td, self.batch_size)
-        rows = rows_of(td, "_step")
-        running = await self._started()
-        exchange = running.exchange
-        actions = exchange.check_actions(td) if rows is None or len(rows) else {}
-        following, root = await self._exchange(running, actions, rows, maybe_reset=maybe_reset)
-        if rows is not None:
-            following, root = (keep_others(td, rows, values) for values in (following, root))
-        running.results.set_next(td, following)
-        return running.results.next_root(td, root) if maybe_reset else TensorDict()
-
-    async def _exchange(
-        self, running: _Running, actions: Actions, rows: Rows, *, maybe_reset: bool
-    ) -> tuple[Values, Values]:
-        """Hand in the actions and take out what came of them, while nobody else can touch those envs."""
+        entries = dict(td.items())
+        rows = rows_of(entries, "_step", self.batch_size)
+        running = self._running or await self._started()
         pool, exchange = running.pool, running.exchange
         chosen = pool.everything if rows is None else pool.select(rows.tolist())
+        actions = exchange.check_actions(td, entries) if chosen.indices else {}
         await pool.hold(chosen, "step_and_maybe_reset" if maybe_reset else "step")
         try:
             outcome = Outcome()
@@ -284,11 +274,14 @@ class AsyncBatchedEnv(Described):
                 exchange.before_step(rows, maybe_reset=maybe_reset)
                 outcome = await pool.step(chosen, loose, maybe_reset=maybe_reset)
             following = exchange.step_result(rows, outcome)
-            root = exchange.root_result(following, outcome) if maybe_reset else following
+            root = exchange.root_result(following, outcome) if maybe_reset else None
         finally:
             pool.release(chosen)
         outcome.raise_failure()
-        return following, root
+        if rows is not None:
+            following = keep_others(td, rows, following)
+            root = keep_others(td, rows, root) if root is not None else None
+        return running.results.after_step(td, entries, following, root)
 
     async def rand_step(self, td: TensorDictBase | None = None) -> TensorDictBase:
         """Take one step with random actions; see `step`."""

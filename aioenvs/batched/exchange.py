@@ -6,7 +6,7 @@ are views of that copy; some rows are copied leaf by leaf.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,13 +50,17 @@ class Exchange:
 
     # -- in ---------------------------------------------------------------------------------------------
 
-    def check_actions(self, td: TensorDictBase) -> Actions:
+    def check_actions(self, td: TensorDictBase, entries: Mapping[str, Any]) -> Actions:
         """The whole batch of actions, checked; nothing is written yet.
+
+        Args:
+            td: What the step was given.
+            entries: Its entries.
 
         Raises:
             SpecMismatchError: If a key is missing, or a value has the wrong shape, dtype, device or range.
         """
-        values: Actions = {leaf.key: leaf.check(td) for leaf in self._action_leaves}
+        values: Actions = {leaf.key: leaf.check(td, entries) for leaf in self._action_leaves}
         for key in self._objects[ACTION]:
             values[key] = self._object_list(td, key)
         return values
@@ -184,8 +188,8 @@ class _ActionLeaf:
         self._dtype = torch.from_numpy(np.zeros((), target.dtype)).dtype
         self._bounds = integer_range(pool.metadata.spaces[ACTION][key])
 
-    def check(self, td: TensorDictBase) -> NDArray[Any]:
-        value = td.get(self._path, None)
+    def check(self, td: TensorDictBase, entries: Mapping[str, Any]) -> NDArray[Any]:
+        value = entries.get(self._path) if isinstance(self._path, str) else td.get(self._path, None)
         if not isinstance(value, torch.Tensor):
             raise _missing(td, self.key, value)
         if value.shape != self._shape:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.batched.exchange import Rows
 from aioenvs.engine.seeding import seed_chain
@@ -22,22 +22,22 @@ def check_size(td: Any, batch_size: torch.Size) -> None:
         TypeError: If it is no TensorDict.
         RuntimeError: If it has another batch size.
     """
-    if not isinstance(td, TensorDictBase):
+    if type(td) is not TensorDict and not isinstance(td, TensorDictBase):
         raise TypeError(f"expected a TensorDict of shape {tuple(batch_size)}, got {type(td).__name__}")
     if td.batch_size != batch_size:
         raise RuntimeError(f"Expected a tensordict with shape==env.batch_size, got {td.batch_size} and {batch_size}")
 
 
-def rows_of(td: TensorDictBase, name: str) -> Rows:
-    """The envs that the mask `name` in `td` selects, ascending; None if it selects all or there is none.
+def rows_of(entries: Mapping[str, Any] | TensorDictBase, name: str, batch_size: torch.Size) -> Rows:
+    """The envs that the mask `name` selects, ascending; None if it selects all or there is none.
 
     Raises:
         ValueError: If it is not a bool tensor of shape `(N,)` or `(N, 1)`.
     """
-    mask = td.get(name, None)
+    mask = entries.get(name, None)
     if mask is None:
         return None
-    allowed = (td.batch_size, torch.Size([*td.batch_size, 1]))
+    allowed = (batch_size, torch.Size([*batch_size, 1]))
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape not in allowed:
         tensor = isinstance(mask, torch.Tensor)
         found = f"{mask.dtype} of shape {tuple(mask.shape)}" if tensor else type(mask).__name__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -12,6 +14,7 @@ from aioenvs.engine.metadata import ACTION, REWARD_KEY
 
 __all__ = ["Results", "keep_others"]
 
+Entries = dict[str, Any]
 CONTROL = frozenset(("next", "_reset", "_step"))
 LEFT_BEHIND = CONTROL | {ACTION, *REWARD_KEY}  # by the step that comes next
 
@@ -28,40 +31,47 @@ class Results:
         self._batch_size = batch_size
         self._device = device
 
-    def _of(self, values: Values) -> TensorDict:
-        td = TensorDict(nest(values), batch_size=self._batch_size)
+    def _of(self, entries: Entries) -> TensorDict:
+        td = TensorDict(entries, batch_size=self._batch_size)
         return td if self._device is None else td.to(self._device)
 
     def after_reset(self, td: TensorDictBase | None, rows: Rows, values: Values) -> TensorDict:
         """The root after a reset of some rows, with the other entries of `td`."""
         if td is None:
-            return self._of(values)
-        result = self._of(values if rows is None else keep_others(td, rows, values))
-        return _with_others(result, td, CONTROL)
+            return self._of(nest(values))
+        kept = values if rows is None else keep_others(td, rows, values)
+        return self._of(_filled(nest(kept), dict(td.items()), CONTROL))
 
-    def set_next(self, td: TensorDictBase, following: Values) -> None:
-        """Put a step's outcome under `next`, where other entries that are there already stay."""
-        result = self._of(following)
-        preset = td.get("next", None)
-        td.set("next", result if preset is None else _with_others(result, preset))
+    def after_step(self, td: TensorDictBase, entries: Entries, following: Values, root: Values | None) -> TensorDict:
+        """Put a step's outcome under `next`, where other entries that are there already stay.
 
-    def next_root(self, td: TensorDictBase, root: Values) -> TensorDict:
-        """The root for the next step, with the other entries of this one."""
-        result = self._of(root)
-        _with_others(result, td.get("next"), LEFT_BEHIND)
-        return _with_others(result, td, LEFT_BEHIND)
+        Args:
+            td: What the step was given.
+            entries: Its entries.
+            following: The outcome.
+            root: The root for the next step, None if nobody wants it.
+
+        Returns:
+            The root for the next step, with the other entries of this one.
+        """
+        preset = entries.get("next")
+        others = {} if preset is None else dict(preset.items())
+        td.set("next", self._of(_filled(nest(following), others)))
+        if root is None:
+            return TensorDict()
+        return self._of(_filled(_filled(nest(root), others, LEFT_BEHIND), entries, LEFT_BEHIND))
 
 
-def _with_others(result: TensorDict, source: TensorDictBase, left_out: frozenset[str] = frozenset()) -> TensorDict:
-    """Add the entries of `source` that `result` does not have, at any depth."""
-    present = set(result.keys())
-    for name, value in source.items():
-        if name not in present:
+def _filled(entries: Entries, others: Entries, left_out: frozenset[str] = frozenset()) -> Entries:
+    """The entries, and those of the others that they do not have, at any depth."""
+    for name, value in others.items():
+        mine = entries.get(name)
+        if mine is None:
             if name not in left_out:
-                result.set(name, value)
-        elif isinstance(value, TensorDictBase) and isinstance(branch := result.get(name), TensorDict):
-            _with_others(branch, value)
-    return result
+                entries[name] = value
+        elif type(mine) is dict and isinstance(value, TensorDictBase):
+            _filled(mine, dict(value.items()))
+    return entries
 
 
 def keep_others(td: TensorDictBase, rows: NDArray[np.intp], values: Values) -> Values:

@@ -26,7 +26,7 @@ class Worker:
         self.envs = envs
         self.process = process
         self.channel = channel
-        self.last_command = "start"
+        self.last_command = Opcode.START
         self.closing = False
         self.end: asyncio.Task[None] | None = None
 

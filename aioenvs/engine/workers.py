@@ -218,7 +218,7 @@ class WorkerPool(Pool):
         asked: list[asyncio.Future[Frame]] = []
         for index, positions, envs in selection.parts:
             worker = self._workers[index]
-            worker.last_command = opcode.name
+            worker.last_command = opcode
             asked.append(worker.channel.request(opcode, envs, positions, body))
             self.slots.sent(envs)
         replies = asyncio.gather(*asked)
@@ -286,8 +286,9 @@ class WorkerPool(Pool):
         if worker.closing:
             worker.channel.fail(WorkerError("the worker was closed", env_index=worker.envs, pid=pid))
             return
+        last = worker.last_command.name.lower()
         error = WorkerDiedError(
-            f"the worker of {describe_envs(worker.envs)} (pid {pid}) {how} (last command: {worker.last_command})",
+            f"the worker of {describe_envs(worker.envs)} (pid {pid}) {how} (last command: {last})",
             env_index=worker.envs,
             pid=pid,
         )
