@@ -1,0 +1,80 @@
+"""Whether envs wait or compute: the decision, the measuring, and the advice that comes of it."""
+
+import time
+import warnings
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from aioenvs import AsyncParallelEnv
+from aioenvs.engine.waiting import ENOUGH_STEPS, WaitMeter, waiting_share
+from aioenvs.errors import PerformanceWarning
+
+
+class Pausing(gym.Env[Any, Any]):
+    """Sleeps, or computes, for some milliseconds a step."""
+
+    observation_space = gym.spaces.Discrete(2)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, sleeps: bool) -> None:
+        self.sleeps = sleeps
+
+    def reset(self, **_: Any) -> tuple[int, dict[str, Any]]:
+        return 0, {}
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        if self.sleeps:
+            time.sleep(0.008)
+        else:
+            end = time.process_time() + 0.008
+            while time.process_time() < end:
+                pass
+        return 1, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("wall", "cpu", "pauses", "steps", "share"),
+    [
+        (10.0, 1.0, 100, 100, 0.9),
+        (10.0, 1.0, 10, 100, 0.0),  # kept off its core by others, but it did not pause by itself
+        (10.0, 8.0, 100, 100, 0.0),  # it computes
+        (0.0, 0.0, 0, 0, 0.0),
+    ],
+)
+def test_waiting_takes_time_without_cpu_and_pauses(
+    wall: float, cpu: float, pauses: int, steps: int, share: float
+) -> None:
+    assert waiting_share(wall, cpu, pauses, steps) == pytest.approx(share)
+
+
+def test_the_meter_decides_once() -> None:
+    meter = WaitMeter()
+    verdicts = []
+    for _ in range(ENOUGH_STEPS + 20):
+        with meter:
+            time.sleep(0.015)
+        verdicts.append(meter.verdict(2))
+    assert [verdict for verdict in verdicts if verdict] == [pytest.approx(1.0, abs=0.2)]
+
+
+def test_one_env_needs_no_advice() -> None:
+    meter = WaitMeter()
+    for _ in range(ENOUGH_STEPS + 1):
+        with meter:
+            time.sleep(0.015)
+        assert meter.verdict(1) == 0.0
+
+
+@pytest.mark.parametrize(("sleeps", "num_processes", "advised"), [(True, 1, 1), (True, 2, 0), (False, 1, 0)])
+async def test_packed_envs_that_wait_bring_one_warning(sleeps: bool, num_processes: int, advised: int) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        async with AsyncParallelEnv(2, lambda: Pausing(sleeps), num_processes=num_processes) as env:
+            td = await env.reset()
+            for _ in range(ENOUGH_STEPS + 20):
+                td = await env.step(env.rand_action(td))
+    messages = [str(warning.message) for warning in caught if warning.category is PerformanceWarning]
+    assert len(messages) == advised
+    assert all("num_processes=2" in message for message in messages)
