@@ -255,9 +255,9 @@ def _settle(order: Order, stdout: int, stderr: int) -> None:
         os.dup2(fd, standard)
         if fd > 2:
             os.close(fd)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # A fork of the parent has the parent's stream objects, which may lead elsewhere (pytest, Jupyter).
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(fd, "w", 1, errors="backslashreplace", closefd=False) for fd in (1, 2))
 
 
 def _pass_on(child: _Child) -> bool:

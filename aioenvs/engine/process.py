@@ -33,6 +33,7 @@ SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 _launchers: dict[tuple[str, ...], Launcher] = {}
 _live: set[Launcher] = set()
+_watched: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
@@ -241,6 +242,7 @@ class WorkerProcess:
             except BaseException:
                 self.sock.close()
                 raise
+        _watched.add(self)
         self._loop.add_reader(self._status, self._on_status)
 
     def signal(self, number: int) -> None:
@@ -252,6 +254,12 @@ class WorkerProcess:
         """Give up the descriptors without waiting; the worker ends by itself, or by its launcher."""
         self._finish(Exit(None))
         self.sock.close()
+
+    def disown(self) -> None:
+        """In a fork of the parent: the loop, and what it watches, are the parent's."""
+        if self._status >= 0:
+            os.close(self._status)
+            self._status = -1
 
     def _on_status(self) -> None:
         data = os.read(self._status, 65536)
@@ -285,7 +293,10 @@ def shared_launcher(preload: Sequence[str]) -> Launcher:
     key = tuple(preload)
     with _lock:
         launcher = _launchers.get(key)
-        if launcher is None or not launcher.alive:
+        if launcher is not None and not launcher.alive:
+            launcher.stop()
+            launcher = None
+        if launcher is None:
             launcher = _launchers[key] = Launcher.executed(key)
         return launcher
 
@@ -327,6 +338,8 @@ def _forget() -> None:
     _lock = threading.Lock()
     for end in list(_ends):
         end.close()
+    for process in list(_watched):
+        process.disown()
     for launcher in _live:
         launcher.disown()
     _launchers.clear()

@@ -300,51 +300,62 @@ class WorkerPool(Pool):
 
     async def _revive(self, selection: Selection) -> None:
         """Replace the dead workers of these envs; their other envs then need a reset of their own."""
-        dead = [index for index, _, envs in selection.parts if self.slots.broken(envs)]
-        if not dead:
-            return
+        while dead := [index for index, _, envs in selection.parts if self.slots.broken(envs)]:
+            await self._replace(dead)
+
+    async def _replace(self, dead: Sequence[int]) -> None:
         if self._launcher is None or not self._launcher.alive:
             self._launcher = self._make_launcher()
         configs = pack(self._factories, self._kwargs, self.groups, inherited=self._method == "fork")
-        for index in dead:
-            description = await self._start_worker(index, configs[index])
-            agree([self.metadata, *description])
-        await self._attach(dead)
+        try:
+            for index in dead:
+                description = await self._start_worker(index, configs[index])
+                agree([self.metadata, *description])
+            await self._attach(dead)
+        except BaseException:
+            await asyncio.shield(self._dismiss([self._workers[index] for index in dead], polite=False))
+            raise
         for index in dead:
             self.slots.repair(self.groups[index])
 
     async def close(self) -> None:
+        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+            self.discard()
+            return
         self.slots.close()
         await self._end(polite=True)
 
     async def _end(self, *, polite: bool) -> None:
-        """Ask, terminate, kill; shielded, so that a cancelled close still closes."""
-        ending = asyncio.ensure_future(self._climb(polite=polite))
-        try:
-            await asyncio.shield(ending)
-        except asyncio.CancelledError:
-            for worker in self._workers.values():
-                worker.process.signal(signal.SIGKILL)
-            await ending
-            raise
+        """End all there is; cancelling it makes it quicker, but it ends all the same."""
+        ending = asyncio.ensure_future(self._end_everything(polite=polite))
+        cancelled: asyncio.CancelledError | None = None
+        while not ending.done():
+            try:
+                await asyncio.shield(ending)
+            except asyncio.CancelledError as error:
+                cancelled = error
+                for worker in self._workers.values():
+                    worker.process.signal(signal.SIGKILL)
+        if cancelled is not None:
+            raise cancelled
 
-    async def _climb(self, *, polite: bool) -> None:
-        workers = list(self._workers.values())
+    async def _end_everything(self, *, polite: bool) -> None:
+        await self._dismiss(list(self._workers.values()), polite=polite)
+        self._workers.clear()
+        self._release_block()
+        if self._launcher is not None and self._method == "fork":
+            await self._launcher.close()
+        self._launcher = None
+
+    async def _dismiss(self, workers: Sequence[Worker], *, polite: bool) -> None:
+        """End these workers, and give back what is held for them here."""
         await end_all(workers, self._timeouts.close, polite=polite)
-        await self._give_back(workers)
-
-    async def _give_back(self, workers: Sequence[Worker]) -> None:
         for worker in workers:
             worker.channel.close()
             worker.process.abandon()
         ends = [worker.end for worker in workers if worker.end is not None]
         if ends:
             await asyncio.wait(ends)
-        self._workers.clear()
-        self._release_block()
-        if self._launcher is not None and self._method == "fork":
-            await self._launcher.close()
-        self._launcher = None
 
     def _release_block(self) -> None:
         self.arrays = {}
@@ -366,7 +377,7 @@ class WorkerPool(Pool):
         workers, self._workers = list(self._workers.values()), {}
         for worker in workers:
             worker.closing = True
-            if worker.end is not None:
+            if worker.end is not None and not worker.end.get_loop().is_closed():
                 worker.end.cancel()
             worker.channel.close()
             worker.process.abandon()
