@@ -25,7 +25,7 @@ __all__ = ["Actions", "Exchange", "Rows", "Values", "nest", "stack_objects"]
 
 # Where the latest values of an env are: in the region of its last step or of its last reset, or, after a step that may
 # have been followed by a reset, in the one that the `done` of the step says.
-IN_NEXT, IN_ROOT, WHERE_DONE_SAYS = range(3)
+IN_NEXT, WHERE_DONE_SAYS, IN_ROOT = 0, 1, 2
 
 Rows = NDArray[np.intp] | None  # None means all of them
 Actions = dict[Key, Any]  # arrays, or a list of objects
@@ -112,9 +112,9 @@ class Exchange:
 
     def root_result(self, following: Values, outcome: Outcome) -> Values:
         """The root of the next step: what came of the last one, except where the env was reset since."""
-        rows = np.flatnonzero(self._in_root())
-        if not len(rows):
+        if not outcome.finished and not np.count_nonzero(self._home == IN_ROOT):
             return {key: value for key, value in following.items() if key != REWARD_KEY}
+        rows = self._in_root().nonzero()[0]
         for env in rows.tolist():
             if env in outcome.objects:
                 self._latest_objects[env] = outcome.objects[env][ROOT]
@@ -123,7 +123,8 @@ class Exchange:
     def _in_root(self) -> NDArray[np.bool_]:
         """Which envs had a reset after their last step."""
         done = self._arrays[NEXT][DONE_KEYS[0]].reshape(-1)
-        in_root: NDArray[np.bool_] = (self._home == IN_ROOT) | ((self._home == WHERE_DONE_SAYS) & done)
+        # By the numbers: IN_NEXT + done < WHERE_DONE_SAYS + done, which reaches IN_ROOT only where done is true.
+        in_root: NDArray[np.bool_] = self._home + done >= IN_ROOT
         return in_root
 
     def latest(self) -> Values:
@@ -198,16 +199,14 @@ class _ActionLeaf:
             raise _mismatch(self.key, f"dtype {self._dtype}", f"dtype {value.dtype}")
         if not value.is_cpu:
             raise _mismatch(self.key, "a tensor on the cpu", f"one on {value.device}")
-        array: NDArray[Any] = value.detach().numpy()
+        array: NDArray[Any] = (value.detach() if value.requires_grad else value).numpy()
         if self._bounds is not None and array.size:
             self._check_range(array, *self._bounds)
         return array
 
     def _check_range(self, array: NDArray[Any], low: Any, high: Any) -> None:
-        if isinstance(low, int) and low <= array.min() and array.max() < high:
-            return
         outside = (array < low) | (array >= high)
-        if outside.any():
+        if np.count_nonzero(outside):
             env = int(np.argwhere(outside)[0][0])
             expected = f"integers from {np.min(low)} to {np.max(high) - 1}"
             raise _mismatch(self.key, expected, f"{array[env]!r} for env {env}")

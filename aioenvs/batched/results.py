@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,10 @@ class Results:
         self._device = device
 
     def _of(self, entries: Entries) -> TensorDict:
-        td = TensorDict(entries, batch_size=self._batch_size)
+        # What the envs answered has the right shapes, so tensordict need not check it again.
+        plain = all(type(value) is torch.Tensor for value in entries.values())
+        make: Callable[..., TensorDict] = TensorDict._new_unsafe if plain else TensorDict
+        td = make(entries, batch_size=self._batch_size)
         return td if self._device is None else td.to(self._device)
 
     def after_reset(self, td: TensorDictBase | None, rows: Rows, values: Values) -> TensorDict:

@@ -24,7 +24,7 @@ from aioenvs.engine.waiting import WaitMeter
 
 __all__ = ["Inherited", "WorkerConfig", "serve"]
 
-CHUNK = 1 << 16
+CHUNK = 1 << 14
 
 Inherited = Sequence[tuple[Any, Mapping[str, Any]]]
 
