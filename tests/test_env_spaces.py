@@ -341,7 +341,7 @@ async def test_envs_of_one_batch_have_the_same_spaces(face: Face) -> None:
 
 
 BAD_ACTIONS: dict[str, tuple[Any, Callable[[], Any], str]] = {
-    "dtype": (BOX, lambda: torch.zeros(3, 2, dtype=torch.float64), "dtype float32.*dtype float64"),
+    "dtype": (BOX, lambda: torch.zeros(3, 2, dtype=torch.float64), "dtype torch.float32.*dtype torch.float64"),
     "shape": (BOX, lambda: torch.zeros(3, 3), r"shape \(3, 2\).*shape \(3, 3\)"),
     "missing": (BOX, lambda: None, "a value for every env.*keys"),
     "no tensor": (BOX, lambda: NonTensorStack(*"abc"), "a value for every env"),
