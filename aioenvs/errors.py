@@ -23,7 +23,16 @@ __all__ = [
 
 
 class AioEnvsError(RuntimeError):
-    """Base class of everything that aioenvs raises on its own account."""
+    """Base class of the errors that only aioenvs can raise; bad arguments are ValueError, TypeError or RuntimeError."""
+
+    def again(self) -> Self:
+        """The same error to raise once more, so that no two callers share a traceback."""
+        copy = self._copy()
+        copy.__cause__ = self.__cause__
+        return copy
+
+    def _copy(self) -> Self:
+        return type(self)(*self.args)
 
 
 class ClosedError(AioEnvsError):
@@ -66,11 +75,8 @@ class WorkerError(AioEnvsError):
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), str(self), self.env_index, self.pid)
 
-    def again(self) -> Self:
-        """The same error to raise once more, so that no two callers share a traceback."""
-        copy = type(self)(str(self), env_index=self.env_index, pid=self.pid)
-        copy.__cause__ = self.__cause__
-        return copy
+    def _copy(self) -> Self:
+        return type(self)(str(self), env_index=self.env_index, pid=self.pid)
 
 
 class WorkerStartError(WorkerError):

@@ -84,8 +84,8 @@ def rollout(
             td = yield td
         row, td = yield from advance(env, td, options)
         rows.append(row)
-        if callback is not None:
-            callback(env, row)
+        if callback is not None and inspect.isawaitable(pending := callback(env, row)):
+            yield pending
     if options.set_truncated:
         _truncate(rows[-1], env)
     return _stacked(rows, options, out)
@@ -192,6 +192,13 @@ def _cast(act: Policy, policy: Any) -> Policy:
     def moved(td: TensorDictBase) -> Any:
         home = td.device or torch.device("cpu")
         result = act(td.to(device))
-        return result.to(home) if isinstance(result, TensorDictBase) else result
+        if not inspect.isawaitable(result):
+            return result.to(home)
+
+        async def later() -> TensorDictBase:
+            acted: TensorDictBase = await result
+            return acted.to(home)
+
+        return later()
 
     return moved

@@ -14,8 +14,8 @@ from faces import PROCESS_FACES, Face, acting, call, in_thread, masked, observed
 from failing_envs import CountingEnv, Gate, numbered
 from processes import still_alive
 
+from aioenvs.batched.config import START_METHODS
 from aioenvs.engine import process
-from aioenvs.engine.process import START_METHODS
 from aioenvs.errors import AioEnvsError, ClosedError, WorkerDiedError
 
 start_methods = pytest.mark.parametrize("method", START_METHODS)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aioenvs.batched import config
 from aioenvs.batched.config import BatchConfig, available_cores
-from aioenvs.engine.workers import Timeouts
+from aioenvs.engine.pool import Timeouts
 
 
 def make() -> None:

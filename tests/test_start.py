@@ -15,7 +15,7 @@ from failing_envs import CountingEnv, Gate, numbered
 from processes import still_alive
 
 from aioenvs import AsyncParallelEnv, ParallelEnv
-from aioenvs.engine.process import START_METHODS
+from aioenvs.batched.config import START_METHODS
 from aioenvs.errors import AioEnvsError, SpecMismatchError, WorkerStartError
 
 start_methods = pytest.mark.parametrize("method", START_METHODS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,8 @@ from aioenvs.batched.results import Results, keep_others
 from aioenvs.batched.signature import Signature
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.inline import InlinePool
-from aioenvs.engine.pool import Pool
+from aioenvs.engine.pool import Pool, Timeouts
 from aioenvs.engine.seeding import seed_chain
-from aioenvs.engine.workers import Timeouts, WorkerPool
 from aioenvs.errors import AioEnvsError, ClosedError
 from aioenvs.rollout import RolloutOptions, Steps, rollout
 
@@ -38,6 +38,19 @@ class _Running:
     results: Results
 
 
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait for its end, also while being cancelled."""
+    task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
 class AsyncBatchedEnv(Described):
     """Many envs behind coroutines; see `AsyncParallelEnv` and `AsyncSerialEnv`.
 
@@ -46,39 +59,77 @@ class AsyncBatchedEnv(Described):
     """
 
     def __init__(self, config: BatchConfig, device: torch.device | str | int | None) -> None:
-        self._pool: Pool | None = None
         self._running: _Running | None = None
+        self._starting: asyncio.Task[_Running] | None = None
+        self._waiting = 0  # how many tasks wait for the start
+        self._known_signature: Signature | None = None
         self._config = config
         self.device = None if device is None else torch.device(device)
+        if self.device is not None and self.device.type == "meta":
+            raise ValueError("results cannot go to the device 'meta', which holds no data")
 
     # -- life -------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the workers and build the envs. Any other command does so when it is the first.
 
-        Cancelling it ends the workers that were started; it can then be started again.
+        Cancelling it ends the workers that were started, unless another task waits for them too; it can then be
+        started again.
 
         Raises:
             RuntimeError: If it is started already.
             WorkerStartError: If a factory raised, hung (`start_timeout`) or ended its process.
             SpecMismatchError: If the envs do not have the same spaces.
         """
-        if self._pool is not None:
-            state = "started already" if self._running is not None else "being started by another task"
-            raise AioEnvsError(f"{self!r} is {state}")
-        pool = self._pool = self._make_pool()
+        if self._running is not None or self._starting is not None:
+            raise AioEnvsError(f"{self!r} is started already")
+        await self._started()
+
+    async def _started(self) -> _Running:
+        """What runs, started if need be; tasks that come here at the same time share one start."""
+        if self._running is not None:
+            return self._running
+        if self._config.backend == "serial":  # nothing in it waits, so nobody can come in between
+            self._running = await self._start()
+            return self._running
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start())
+            self._starting.add_done_callback(self._start_ended)
+        starting = self._starting
+        self._waiting += 1
+        try:
+            await asyncio.wait([starting])
+        except asyncio.CancelledError:
+            if self._waiting == 1:
+                await _cancelled(starting)
+            raise
+        finally:
+            self._waiting -= 1
+        if starting.cancelled():
+            raise ClosedError(f"{self!r} was closed by another task while it started")
+        return starting.result()
+
+    def _start_ended(self, starting: asyncio.Task[_Running]) -> None:
+        self._starting = None
+        if not starting.cancelled() and starting.exception() is None:
+            self._running = starting.result()
+
+    async def _start(self) -> _Running:
+        pool = self._make_pool()
         try:
             await pool.start()
-            signature = Signature.of(pool.metadata, pool.num_envs, self.device)
+            signature = self._known_signature = Signature.of(pool.metadata, pool.num_envs, self.device)
+            return _Running(pool, signature, Exchange(pool, self.device), Results(self.batch_size, self.device))
         except BaseException:
-            self._pool = None
+            await pool.close()
             raise
-        self._running = _Running(pool, signature, Exchange(pool), Results(self.batch_size, self.device))
 
     def _make_pool(self) -> Pool:
         config = self._config
         if config.backend == "serial":
             return InlinePool(config.factories, config.kwargs)
+        from aioenvs.engine.workers import WorkerPool  # needs what Windows does not have
+
         return WorkerPool(
             config.groups,
             config.factories,
@@ -86,14 +137,6 @@ class AsyncBatchedEnv(Described):
             start_method=config.start_method,
             timeouts=config.timeouts,
         )
-
-    async def _started(self) -> _Running:
-        if self._running is None:
-            await self.start()
-        running = self._running
-        if running is None:
-            raise ClosedError(f"{self!r} was closed by another task while it started")
-        return running
 
     async def close(self, *, raise_if_closed: bool = True) -> None:
         """Close all envs and end the workers, within `close_timeout`, whatever state they are in.
@@ -103,15 +146,16 @@ class AsyncBatchedEnv(Described):
         Raises:
             ClosedError: If it is closed already, unless `raise_if_closed` is False.
         """
-        pool, self._pool, self._running = self._pool, None, None
-        if pool is not None:
-            await pool.close()
+        running, self._running = self._running, None
+        if running is not None:
+            await running.pool.close()
+        elif self._starting is not None:
+            await _cancelled(self._starting)
         elif raise_if_closed:
             raise ClosedError(f"{self!r} is closed already, or was never started")
 
     async def __aenter__(self) -> Self:
-        if self._pool is None:
-            await self.start()
+        await self._started()
         return self
 
     async def __aexit__(
@@ -120,35 +164,38 @@ class AsyncBatchedEnv(Described):
         await self.close(raise_if_closed=False)
 
     def __del__(self) -> None:
-        if getattr(self, "_pool", None) is not None:
+        if getattr(self, "_running", None) is not None:
             warnings.warn(f"{self!r} was never closed", ResourceWarning, source=self, stacklevel=2)
             self._discard()
 
     def _discard(self) -> None:
         """Give everything back at once, without waiting; for envs that were forgotten."""
-        pool, self._pool, self._running = self._pool, None, None
-        if pool is not None:
-            pool.discard()
+        running, self._running = self._running, None
+        if running is not None:
+            running.pool.discard()
 
     @property
     def is_closed(self) -> bool:
         """Whether there are no envs now: not started yet, or closed."""
-        return self._pool is None
+        return self._running is None
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return self._pool.pids if self._pool is not None else ()
+        return self._running.pool.pids if self._running is not None else ()
 
     @property
     def _signature(self) -> Signature:
-        if self._running is None:
-            raise AioEnvsError(f"the specs of {self!r} are known once it is started: await start() first")
-        return self._running.signature
+        if self._known_signature is None:
+            raise AioEnvsError(f"the specs of {self!r} are known once it was started: await start() first")
+        return self._known_signature
 
     def __repr__(self) -> str:
-        state = "closed" if self._pool is None else "open"
+        return f"<{type(self).__name__} {self._describe()}>"
+
+    def _describe(self) -> str:
+        state = "closed" if self._running is None else "open"
         hosts = f"num_processes={self.num_processes}, " if self.num_processes else ""
-        return f"<{type(self).__name__} num_workers={self.num_workers}, {hosts}{state}>"
+        return f"num_workers={self.num_workers}, {hosts}{state}"
 
     # -- commands ---------------------------------------------------------------------------------------
 
@@ -211,7 +258,7 @@ class AsyncBatchedEnv(Described):
         pool, exchange = running.pool, running.exchange
         chosen = pool.everything if rows is None else pool.select(rows.tolist())
         arguments = {env: own for env, own in arguments.items() if env in chosen.envs}
-        await pool.hold(chosen, "reset")
+        await pool.hold(chosen, "reset", replacing=True)
         try:
             outcome = await pool.reset(chosen, arguments)
             exchange.after_reset(rows, outcome)
@@ -255,9 +302,10 @@ class AsyncBatchedEnv(Described):
             `td` with `next`, which holds the true final observations, and the root for the next step.
         """
         root = await self._advance(td, maybe_reset=True)
+        assert root is not None
         return td, root
 
-    async def _advance(self, td: TensorDictBase, *, maybe_reset: bool) -> TensorDict:
+    async def _advance(self, td: TensorDictBase, *, maybe_reset: bool) -> TensorDict | None:
         """Step, put the outcome under `next`, and return the root for the next step."""
         check_size(td, self.batch_size)
         entries = dict(td.items())

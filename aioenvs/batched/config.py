@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aioenvs.engine.workers import Timeouts
+from aioenvs.engine.pool import Timeouts
 from aioenvs.registry import find_spec
 
 __all__ = ["BatchConfig", "available_cores"]
@@ -61,8 +61,8 @@ class BatchConfig:
         return cls(
             factories=_factories(num_workers, create_env_fn),
             kwargs=_kwargs(num_workers, create_env_kwargs),
-            groups=_groups(num_workers, num_processes),
-            backend=_choice("backend", backend, BACKENDS),
+            groups=_groups(num_workers, num_processes, _choice("backend", backend, BACKENDS)),
+            backend=backend,
             start_method=_start_method(backend, mp_start_method),
             timeouts=_check_timeouts(timeouts),
         )
@@ -141,7 +141,9 @@ def _kwargs(num_workers: int, given: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(dict(kwargs) for kwargs in given)
 
 
-def _groups(num_workers: int, num_processes: int | None) -> tuple[tuple[int, ...], ...]:
+def _groups(num_workers: int, num_processes: int | None, backend: str) -> tuple[tuple[int, ...], ...]:
+    if backend != "process" and num_processes is not None:
+        raise TypeError(f"num_processes={num_processes!r} has no meaning for envs that run in this process")
     if num_processes is None:
         num_processes = min(num_workers, available_cores())
     _check_count("num_processes", num_processes)

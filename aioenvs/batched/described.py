@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Described"]
 
 
-class Described:
+class Described(ABC):
     """Specs and keys over a signature that is known once the envs are started.
 
     `action_spec` and `reward_spec` are the leaf where it is the only one and has the default name, else the

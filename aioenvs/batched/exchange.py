@@ -38,11 +38,11 @@ class Exchange:
     Besides the arrays it knows each env's latest values: those of its last step, or of a reset that came later.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, device: torch.device | None) -> None:
         self.num_envs = pool.num_envs
         self._arrays = pool.arrays
         self._objects = pool.metadata.objects
-        self._action_leaves = [_ActionLeaf(key, array, pool) for key, array in pool.arrays[ACTION].items()]
+        self._action_leaves = [_ActionLeaf(key, array, pool, device) for key, array in pool.arrays[ACTION].items()]
         self._random = {key: pool.metadata.spaces[ACTION][key] for key in self._objects[ACTION]}
         self._packed = {region: _Packed(pool, region) for region in (NEXT, ROOT)}
         self._home = np.full(pool.num_envs, IN_ROOT, np.uint8)
@@ -182,7 +182,8 @@ class _Packed:
 class _ActionLeaf:
     """What one action must be, worked out once."""
 
-    def __init__(self, key: Key, target: NDArray[Any], pool: Pool) -> None:
+    def __init__(self, key: Key, target: NDArray[Any], pool: Pool, device: torch.device | None) -> None:
+        self._device = device
         self.key = key
         self._path = _path(key)
         self._shape = torch.Size(target.shape)
@@ -198,11 +199,16 @@ class _ActionLeaf:
         if value.dtype is not self._dtype:
             raise _mismatch(self.key, f"dtype {self._dtype}", f"dtype {value.dtype}")
         if not value.is_cpu:
-            raise _mismatch(self.key, "a tensor on the cpu", f"one on {value.device}")
+            value = self._fetched(value)
         array: NDArray[Any] = (value.detach() if value.requires_grad else value).numpy()
         if self._bounds is not None and array.size:
             self._check_range(array, *self._bounds)
         return array
+
+    def _fetched(self, value: torch.Tensor) -> torch.Tensor:
+        if self._device is None or self._device.type != value.device.type:
+            raise _mismatch(self.key, f"a tensor on {self._device or 'the cpu'}", f"one on {value.device}")
+        return value.cpu()
 
     def _check_range(self, array: NDArray[Any], low: Any, high: Any) -> None:
         outside = (array < low) | (array >= high)

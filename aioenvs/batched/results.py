@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,13 +10,10 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.batched.exchange import Rows, Values, nest
-from aioenvs.engine.metadata import ACTION, REWARD_KEY
+from aioenvs.engine.metadata import REWARD_KEY
+from aioenvs.mdp import CONTROL, LEFT_BEHIND, Entries, filled
 
 __all__ = ["Results", "keep_others"]
-
-Entries = dict[str, Any]
-CONTROL = frozenset(("next", "_reset", "_step"))
-LEFT_BEHIND = CONTROL | {ACTION, *REWARD_KEY}  # by the step that comes next
 
 
 class Results:
@@ -44,9 +40,11 @@ class Results:
         if td is None:
             return self._of(nest(values))
         kept = values if rows is None else keep_others(td, rows, values)
-        return self._of(_filled(nest(kept), dict(td.items()), CONTROL))
+        return self._of(filled(nest(kept), dict(td.items()), CONTROL))
 
-    def after_step(self, td: TensorDictBase, entries: Entries, following: Values, root: Values | None) -> TensorDict:
+    def after_step(
+        self, td: TensorDictBase, entries: Entries, following: Values, root: Values | None
+    ) -> TensorDict | None:
         """Put a step's outcome under `next`, where other entries that are there already stay.
 
         Args:
@@ -56,26 +54,14 @@ class Results:
             root: The root for the next step, None if nobody wants it.
 
         Returns:
-            The root for the next step, with the other entries of this one.
+            The root for the next step, with the other entries of this one; None if nobody wants it.
         """
         preset = entries.get("next")
         others = {} if preset is None else dict(preset.items())
-        td.set("next", self._of(_filled(nest(following), others)))
+        td.set("next", self._of(filled(nest(following), others)))
         if root is None:
-            return TensorDict()
-        return self._of(_filled(_filled(nest(root), others, LEFT_BEHIND), entries, LEFT_BEHIND))
-
-
-def _filled(entries: Entries, others: Entries, left_out: frozenset[str] = frozenset()) -> Entries:
-    """The entries, and those of the others that they do not have, at any depth."""
-    for name, value in others.items():
-        mine = entries.get(name)
-        if mine is None:
-            if name not in left_out:
-                entries[name] = value
-        elif type(mine) is dict and isinstance(value, TensorDictBase):
-            _filled(mine, dict(value.items()))
-    return entries
+            return None
+        return self._of(filled(filled(nest(root), others, LEFT_BEHIND), entries, LEFT_BEHIND))
 
 
 def keep_others(td: TensorDictBase, rows: NDArray[np.intp], values: Values) -> Values:

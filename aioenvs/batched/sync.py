@@ -77,7 +77,7 @@ class BatchedEnv(Described):
 
     @property
     def _signature(self) -> Signature:
-        if self._env.is_closed:
+        if self._env._known_signature is None:
             self.start()
         return self._env._signature
 
@@ -90,6 +90,8 @@ class BatchedEnv(Described):
 
     @documented_by(AsyncBatchedEnv.close)
     def close(self, *, raise_if_closed: bool = True) -> None:
+        if self._portal is not None and self._portal.foreign:
+            return  # a fork leaves a `with` block that is its parent's to close
         try:
             self._run(self._env.close(raise_if_closed=raise_if_closed))
         finally:
@@ -172,7 +174,7 @@ class BatchedEnv(Described):
             portal.close()
 
     def __repr__(self) -> str:
-        return repr(self._env).replace(type(self._env).__name__, type(self).__name__)
+        return f"<{type(self).__name__} {self._env._describe()}>"
 
 
 async def _awaited(awaitable: Any) -> Any:

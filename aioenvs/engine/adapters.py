@@ -134,11 +134,18 @@ class GymAdapter:
         row = self._row
         self._write_next(observation)
         self._reward[row] = reward if type(reward) is float and abs(reward) <= FLOAT32_MAX else self._scalar(reward)
-        self._terminated[row] = terminated = bool(terminated)
-        self._truncated[row] = truncated = bool(truncated)
+        self._terminated[row] = terminated = self._flag("terminated", terminated)
+        self._truncated[row] = truncated = self._flag("truncated", truncated)
         self._done[row] = done = terminated or truncated
         self._in_episode = True
         return done
+
+    def _flag(self, name: str, value: Any) -> bool:
+        if type(value) is bool:
+            return value
+        if isinstance(value, np.bool_ | int) or (isinstance(value, np.ndarray) and value.size == 1):
+            return bool(value)
+        raise SpecMismatchError(f"env {self.env_index}: expected a bool as {name}, found {value!r}")
 
     def _scalar(self, reward: Any) -> float:
         """A reward of any numeric type as a float, if float32 can hold it; NaN and infinity are the env's to give."""

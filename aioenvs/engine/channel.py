@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 from aioenvs.engine.protocol import Decoder, Frame, Opcode, encode, next_sequence
-from aioenvs.errors import ProtocolError, WorkerError
+from aioenvs.errors import AioEnvsError, ProtocolError
 
 __all__ = ["Channel"]
 
@@ -29,7 +29,7 @@ class Channel(asyncio.Protocol):
         self._pending: dict[int, tuple[asyncio.Future[Frame], Collection[int]]] = {}
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
-        self._failure: WorkerError | None = None
+        self._failure: AioEnvsError | None = None
         self._broken: ProtocolError | None = None
 
     def request(
@@ -41,7 +41,7 @@ class Channel(asyncio.Protocol):
 
         Raises:
             ProtocolError: If the body is too large.
-            WorkerError: If the worker is known to be gone.
+            WorkerError: If the worker is known to be gone. If that is not sure yet, the future will say so.
         """
         if self._failure is not None:
             raise self._failure.again()
@@ -51,10 +51,11 @@ class Channel(asyncio.Protocol):
         future: asyncio.Future[Frame] = self.lost.get_loop().create_future()
         self._pending[sequence] = future, envs
         assert self._transport is not None, "a request before the pipe was connected"
-        self._transport.write(data)
+        if not self._transport.is_closing():
+            self._transport.write(data)
         return future
 
-    def fail(self, error: WorkerError) -> None:
+    def fail(self, error: AioEnvsError) -> None:
         """The worker is gone: everything that is awaited, or will be asked, gets this error."""
         self._failure = error
         pending, self._pending = self._pending, {}

@@ -121,6 +121,10 @@ class EnvHost:
             except Exception:
                 traceback.print_exc(file=sys.stderr)
 
+    def indices(self, positions: Sequence[int]) -> list[int]:
+        """Indices of the selected envs."""
+        return [env for env, _ in self._select(positions)]
+
     def _select(self, positions: Sequence[int]) -> Sequence[tuple[int, EnvAdapter]]:
         return [self._envs[position] for position in positions] if positions else self._envs
 

@@ -35,13 +35,14 @@ class InlinePool(Pool):
                     raise WorkerStartError(
                         f"the factory of env {env} failed: {summary(error)}", env_index=[env]
                     ) from error
-            self.metadata = agree(self._host.metadata)
+            self.metadata = self._host.metadata[0]
+            agree(self._host.metadata, range(self.num_envs), self.metadata)
             self.layout = Layout.of(self.num_envs, self.metadata.leaves)
+            self.arrays = self.layout.arrays(bytearray(max(1, self.layout.nbytes)))
+            self._host.attach(self.arrays)
         except BaseException:
             self._host.close()
             raise
-        self.arrays = self.layout.arrays(bytearray(max(1, self.layout.nbytes)))
-        self._host.attach(self.arrays)
 
     async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
         return self._located(self._host.seed(_positions(selection), seeds), "seed")

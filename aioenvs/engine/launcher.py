@@ -17,6 +17,7 @@ import gc
 import importlib
 import os
 import pickle
+import resource
 import select
 import signal
 import socket
@@ -49,11 +50,13 @@ class Order:
         execute: Command line of a fresh interpreter, or None to run the worker in the fork itself.
         environ: The environment, where it is not the launcher's own.
         cwd: The working directory.
+        limits: The parent's limits on open files.
     """
 
     execute: list[str] | None
     environ: dict[str, str] | None
     cwd: str | None
+    limits: tuple[int, int]
 
 
 @dataclass
@@ -84,9 +87,11 @@ class _Launcher:
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         with wakeup, waker:
-            while self._turn(None):
-                pass
-            self._end_all()
+            try:
+                while self._turn(None):
+                    pass
+            finally:
+                self._end_all()
 
     def _turn(self, timeout: float | None) -> bool:
         """Wait for something and deal with it; False once the parent has closed the control socket."""
@@ -112,37 +117,48 @@ class _Launcher:
 
     def _obey(self) -> bool:
         header, descriptors, _, _ = socket.recv_fds(self.control, HEADER.size, 8)
-        if not header:
+        try:
+            kind, worker_id, number = HEADER.unpack(header + _receive(self.control, HEADER.size - len(header)))
+            order = _receive(self.control, number) if kind == LAUNCH else b""
+        except EOFError:
             return False
-        kind, worker_id, number = HEADER.unpack(header + _receive(self.control, HEADER.size - len(header)))
         if kind == LAUNCH:
-            self._launch(worker_id, pickle.loads(_receive(self.control, number)), descriptors)
+            self._launch(worker_id, pickle.loads(order), descriptors)
         elif worker_id in self.children:
             _signal_group(self.children[worker_id].pid, number)
         return True
 
     def _launch(self, worker_id: int, order: Order, descriptors: list[int]) -> None:
-        sock, block, status, stdout, target = descriptors
-        stderr, child_stderr = os.pipe()
-        os.set_blocking(stderr, False)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of threads: libraries may have some
-                pid = os.fork()
-        except OSError as error:
-            os.write(status, PID.pack(-(error.errno or 1)))
-            for fd in (status, stderr, target):
+        if len(descriptors) != 5:  # no room for them: the parent sees its status pipe close
+            for fd in descriptors:
                 os.close(fd)
-        else:
+            return
+        sock, block, status, stdout, target = descriptors
+        closing = [sock, block, stdout]
+        stderr = -1
+        try:
+            stderr, child_stderr = os.pipe()
+            closing.append(child_stderr)
+            os.set_blocking(stderr, False)
+            pid = self._fork()
             if pid == 0:
                 self._become_worker(order, sock, block, stdout, child_stderr, [status, stderr, target])
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             self.children[worker_id] = _Child(pid, status, stderr, target)
-            with contextlib.suppress(BrokenPipeError):
-                os.write(status, PID.pack(pid))
-        for fd in (sock, block, stdout, child_stderr):
-            os.close(fd)
+            _report(status, PID.pack(pid))
+        except OSError as error:
+            _report(status, PID.pack(-(error.errno or 1)))
+            closing += [status, target, stderr]
+        for fd in closing:
+            if fd >= 0:
+                os.close(fd)
+
+    @staticmethod
+    def _fork() -> int:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: libraries may have some
+            return os.fork()
 
     def _become_worker(self, order: Order, sock: int, block: int, stdout: int, stderr: int, foreign: list[int]) -> None:
         code = 1
@@ -176,8 +192,7 @@ class _Launcher:
             while child.open and not child.pending:
                 if not _pass_on(child):
                     break
-            with contextlib.suppress(BrokenPipeError):
-                os.write(child.status, EXIT.pack(code) + child.tail)
+            _report(child.status, EXIT.pack(code) + child.tail)
             for fd in child.descriptors():
                 os.close(fd)
             del self.children[worker_id]
@@ -202,7 +217,7 @@ def main(control: int, preload: Sequence[str] = (), inherited: Inherited = ()) -
     """
     code = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _become_plain()
         for name in preload:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
@@ -215,6 +230,20 @@ def main(control: int, preload: Sequence[str] = (), inherited: Inherited = ()) -
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
+
+
+def _become_plain() -> None:
+    """Undo what a fork has of its parent, or a fresh interpreter of its environment."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # a standard stream that was closed
+        pass
+    os.close(fd)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # three descriptors per worker are needed
 
 
 def run_worker(sock: int, block: int, inherited: Inherited = ()) -> int:
@@ -243,8 +272,10 @@ def run_worker(sock: int, block: int, inherited: Inherited = ()) -> int:
 
 
 def _settle(order: Order, stdout: int, stderr: int) -> None:
-    """Make a fresh fork a process of its own: group, directory, environment, standard streams."""
+    """Make a fresh fork a process of its own: group, limits, directory, environment, standard streams."""
     os.setpgid(0, 0)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, order.limits)
     if order.cwd is not None:
         os.chdir(order.cwd)
     if order.environ is not None:
@@ -282,6 +313,11 @@ def _pass_on(child: _Child) -> bool:
         written = len(child.pending)  # nobody is there to read it
     child.pending = child.pending[written:]
     return True
+
+
+def _report(status: int, message: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody wants to know any more
+        os.write(status, message)
 
 
 def _signal_group(pid: int, number: int) -> None:

@@ -35,19 +35,21 @@ class EnvMetadata:
     spaces: dict[str, dict[Key, Any]]
 
 
-def agree(metadata: Sequence[EnvMetadata]) -> EnvMetadata:
-    """The one description that all envs of a batch share.
+def agree(metadata: Sequence[EnvMetadata], envs: Sequence[int], expected: EnvMetadata) -> None:
+    """Check that all envs of a batch say the same of themselves.
+
+    Args:
+        metadata: What some envs say.
+        envs: Their indices.
+        expected: What env 0 says.
 
     Raises:
         SpecMismatchError: If two envs differ, naming the first such env and key.
     """
-    first = metadata[0]
-    for env, other in enumerate(metadata):
-        if other is first:
-            continue
-        for region, spaces in first.spaces.items():
-            _compare(env, region, spaces, other.spaces[region])
-    return first
+    for env, found in zip(envs, metadata, strict=True):
+        if found is not expected:
+            for region, spaces in expected.spaces.items():
+                _compare(env, region, spaces, found.spaces[region])
 
 
 def _compare(env: int, region: str, expected: dict[Key, Any], found: dict[Key, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from aioenvs.engine.host import Outcome
@@ -12,7 +13,24 @@ from aioenvs.engine.metadata import EnvMetadata
 from aioenvs.engine.slots import Slots
 from aioenvs.engine.spaces import Objects
 
-__all__ = ["Pool", "Selection"]
+__all__ = ["Pool", "Selection", "Timeouts"]
+
+MAX_SELECTIONS = 1024  # how many are remembered
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long things may take, in seconds; None for as long as they like.
+
+    Attributes:
+        start: From ordering a process to its envs being built.
+        step: Any other command.
+        close: Closing all envs, before the processes are killed.
+    """
+
+    start: float | None = 60.0
+    step: float | None = None
+    close: float = 5.0
 
 
 class Selection(NamedTuple):
@@ -59,6 +77,8 @@ class Pool(ABC):
         key = tuple(indices)
         selection = self._selections.get(key)
         if selection is None:
+            if len(self._selections) > MAX_SELECTIONS:
+                self._selections.clear()
             selection = self._selections[key] = self._select(key)
         return selection
 
@@ -84,13 +104,18 @@ class Pool(ABC):
     async def start(self) -> None:
         """Build all envs, agree on their metadata, and lay out the block."""
 
-    async def hold(self, selection: Selection, command: str) -> None:
+    async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
         """Reserve the envs for one command, and wait until none of them owes a reply to an earlier caller.
+
+        Args:
+            selection: Which envs.
+            command: What for, in words.
+            replacing: Replace the workers that are dead, instead of raising.
 
         Raises:
             ClosedError: After `close`.
             ConcurrencyError: If one of them is held already.
-            WorkerDiedError: If the worker of one is dead, unless the command is a reset, which replaces it.
+            WorkerDiedError: If the worker of one is dead.
         """
         self.slots.acquire(selection.envs, command)
 

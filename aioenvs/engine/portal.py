@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import os
 import signal
 import threading
 from collections.abc import Coroutine
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
-from aioenvs.errors import ConcurrencyError
+from aioenvs.errors import AioEnvsError, ConcurrencyError
 
 __all__ = ["Immediate", "LoopPortal", "Portal"]
 
@@ -20,6 +21,10 @@ T = TypeVar("T")
 
 class Portal(Protocol):
     """Runs one coroutine at a time to its end."""
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it belongs to another process, of which this is a fork."""
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it and return its result, or raise what it raises."""
@@ -31,6 +36,8 @@ class Portal(Protocol):
 class Immediate:
     """For coroutines that never suspend, since nothing they do can wait: no loop is needed."""
 
+    foreign = False
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
             coroutine.send(None)
@@ -38,7 +45,10 @@ class Immediate:
             result: T = stop.value
             return result
         coroutine.close()
-        raise AssertionError("a coroutine of an inline pool suspended")
+        raise TypeError(
+            "these envs run without an event loop, so nothing that they are given may wait for one, such as a policy "
+            "that awaits; use AsyncSerialEnv"
+        )
 
     def close(self) -> None:
         pass
@@ -54,6 +64,7 @@ class LoopPortal:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop()
         self._thread: threading.Thread | None = None
+        self._owner = os.getpid()
         self._busy = threading.Lock()
         self._driver = 0  # the thread that is, or was last, in `_drive`
 
@@ -61,9 +72,13 @@ class LoopPortal:
         """Run it and return its result, or raise what it raises.
 
         Raises:
+            AioEnvsError: In a fork of the process that made the portal.
             ConcurrencyError: If another thread, or code that runs inside the loop, is in the middle of a call.
             KeyboardInterrupt: On Ctrl-C; the coroutine is cancelled first and has ended.
         """
+        if self.foreign:
+            coroutine.close()
+            raise AioEnvsError("these envs belong to the process that started them, and this is a fork of it")
         if self._thread is None:
             if not self._busy.acquire(blocking=False):
                 coroutine.close()
@@ -77,6 +92,11 @@ class LoopPortal:
             finally:
                 self._busy.release()
         return self._submit(coroutine)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is a fork of the process that made it, whose loop is not to be touched."""
+        return os.getpid() != self._owner
 
     def _drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
         task = self._loop.create_task(coroutine)
@@ -125,7 +145,7 @@ class LoopPortal:
 
     def close(self) -> None:
         """Close the loop, and end its thread if it has one. Closing it again does nothing."""
-        if self._loop.is_closed():
+        if self._loop.is_closed() or self.foreign:
             return
         if self._thread is None and asyncio._get_running_loop() is not None:
             self._move_to_thread()
@@ -181,11 +201,11 @@ class _Interrupts:
             signal.signal(signal.SIGINT, self._on_interrupt)
             self._installed = True
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if self._installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self.count and kind is None:
-            raise KeyboardInterrupt  # the task was quicker, but the user did press the key
+        if self.count and (kind is None or not issubclass(kind, asyncio.CancelledError)):
+            raise KeyboardInterrupt from error  # the task was quicker, but the user did press the key
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         self.count += 1

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import errno
 import itertools
 import os
 import pickle
+import resource
+import select
 import signal
 import socket
 import subprocess
@@ -22,11 +25,11 @@ from aioenvs.engine import launcher as child
 from aioenvs.engine.worker import Inherited
 from aioenvs.errors import AioEnvsError, describe_exit
 
-__all__ = ["START_METHODS", "Exit", "Launcher", "WorkerProcess", "shared_launcher", "stop_launchers"]
+__all__ = ["Exit", "Launcher", "WorkerProcess", "shared_launcher", "stop_launchers"]
 
-START_METHODS = ("forkserver", "spawn", "fork")
 LAUNCHER_PATIENCE = 3.0  # seconds that a launcher gets to end its workers and itself
 FOREIGN_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MPI_", "I_MPI_", "MV2_", "HYDRA_", "SLURM_")
+HARMLESS = ("SLURM_JOB_ID", "SLURM_TMPDIR")
 SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 # Parent ends of pipes: a fork of the parent must not keep them open, or nobody would ever see them close.
@@ -61,7 +64,9 @@ def child_environ() -> dict[str, str]:
     numeric libraries get one thread per process unless the user chose a number, since the processes are the
     parallelism.
     """
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN_PREFIXES)}
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(FOREIGN_PREFIXES) or name in HARMLESS
+    }
     for name in SINGLE_THREADED:
         environ.setdefault(name, "1")
     return environ
@@ -76,7 +81,8 @@ def interpreter(code: str) -> list[str]:
     if not sys.executable:
         raise AioEnvsError("cannot start workers: sys.executable is not set; set it to a Python interpreter")
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [sys.executable, *flags, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"]
+    path = [os.fspath(entry) for entry in sys.path if isinstance(entry, str | os.PathLike)]
+    return [sys.executable, *flags, "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
 
 
 class Launcher:
@@ -89,6 +95,7 @@ class Launcher:
         self._ids = itertools.count(1)
         self._sending = threading.Lock()
         self._popen: subprocess.Popen[bytes] | None = None
+        control.settimeout(LAUNCHER_PATIENCE)  # one that does not read its orders is as good as gone
         _ends.add(control)
         _live.add(self)
 
@@ -131,9 +138,9 @@ class Launcher:
         """Whether it still takes orders."""
         if self._control.fileno() < 0:
             return False
-        if self._popen is not None:
-            return self._popen.poll() is None
-        return True
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        return not poll.poll(0)  # it says nothing, so there is nothing to read but the end
 
     def launch(self, method: str, block: int, sock: socket.socket) -> tuple[int, int]:
         """Have a worker started on these descriptors.
@@ -150,13 +157,14 @@ class Launcher:
             code += "sys.exit(run_worker(int(sys.argv[1]), int(sys.argv[2])))"
             execute = interpreter(code)
         environ = child_environ()
-        order = child.Order(execute, None if environ == self._environ else environ, _directory())
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        order = child.Order(execute, None if environ == self._environ else environ, _directory(), limits)
         worker_id = next(self._ids)
         with contextlib.ExitStack() as stack:
             status, status_end = os.pipe()
             stack.callback(os.close, status_end)
-            streams = [_duplicate(fd, stack) for fd in (1, 2)]
             try:
+                streams = [_duplicate(fd, stack) for fd in (1, 2)]
                 self._send(child.LAUNCH, worker_id, pickle.dumps(order), [sock.fileno(), block, status_end, *streams])
             except BaseException:
                 os.close(status)
@@ -176,18 +184,23 @@ class Launcher:
             sent = socket.send_fds(self._control, [header], descriptors) if descriptors else 0
             self._control.sendall(header[sent:] + data)
 
+    def dismiss(self) -> None:
+        """Tell it to end, without waiting."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+
     async def close(self) -> None:
         """End it, with any worker it still has. Cancelling it leaves the ending to the launcher itself."""
         if self._control.fileno() < 0:
             return
-        self._control.shutdown(socket.SHUT_WR)
+        self.dismiss()
         loop = asyncio.get_running_loop()
         gone: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self._control, _resolve, gone)
         try:
             await asyncio.wait_for(gone, LAUNCHER_PATIENCE)
         except TimeoutError:
-            os.kill(self.pid, signal.SIGKILL)
+            self._kill()
         finally:
             loop.remove_reader(self._control)
             self._bury()
@@ -196,14 +209,23 @@ class Launcher:
         """The same without an event loop; blocks for a moment."""
         if self._control.fileno() < 0:
             return
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
+        self.dismiss()
         self._control.settimeout(LAUNCHER_PATIENCE)
         try:
             self._control.recv(1)  # it says nothing: this is the end of the stream
+        except TimeoutError:
+            self._kill()
         except OSError:
-            os.kill(self.pid, signal.SIGKILL)
-        self._bury()
+            pass  # it ended before it had read everything
+        finally:
+            self._bury()
+
+    def _kill(self) -> None:
+        if self._popen is not None:
+            self._popen.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def disown(self) -> None:
         """In a fork of the parent: the process is the parent's, not ours, to wait for."""
@@ -249,6 +271,12 @@ class WorkerProcess:
         """Signal the worker and whatever it started."""
         if not self.exited.done():
             self._launcher.signal(self._id, number)
+
+    def kill(self) -> None:
+        """Kill the worker where its launcher cannot do it any more."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def abandon(self) -> None:
         """Give up the descriptors without waiting; the worker ends by itself, or by its launcher."""
@@ -326,7 +354,9 @@ def _duplicate(fd: int, stack: contextlib.ExitStack) -> int:
     """A copy of a standard stream, or the null device where it is closed."""
     try:
         copy = os.dup(fd)
-    except OSError:
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
         copy = os.open(os.devnull, os.O_WRONLY)
     stack.callback(os.close, copy)
     return copy
@@ -337,7 +367,8 @@ def _forget() -> None:
     global _lock
     _lock = threading.Lock()
     for end in list(_ends):
-        end.close()
+        if end.fileno() >= 0:
+            os.close(end.detach())  # close() would wait for a transport of the parent's loop
     for process in list(_watched):
         process.disown()
     for launcher in _live:
@@ -351,6 +382,8 @@ def _exit() -> None:
     for end in list(_ends):
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
+    for launcher in list(_live):
+        launcher.dismiss()
     for launcher in list(_live):
         launcher.stop()
 

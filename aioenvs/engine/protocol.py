@@ -6,8 +6,9 @@ A frame is a fixed header, then the selected env positions, then a body:
     count x u16   positions of the selected envs within the worker; none means all of them
     length bytes  body, opaque here
 
-A reply echoes the sequence number and generation of its request. A reply whose number nobody awaits is
-dropped by the receiver, so that an abandoned request can never shift the stream.
+In a reply to a command the positions are counts instead: none, or how many episodes finished and the percentage of
+time that the envs spent waiting. A reply echoes the sequence number and generation of its request; one whose number
+nobody awaits is dropped by the receiver, so that an abandoned request can never shift the stream.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Frame(NamedTuple):
     """One message, in either direction.
 
     Attributes:
-        positions: Selected envs, counted within the worker; empty means all.
+        positions: Selected envs, counted within the worker, empty for all; in a reply, counts (see the module).
         body: Whatever rides behind the header; its meaning belongs to the opcode.
     """
 

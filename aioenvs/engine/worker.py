@@ -19,7 +19,7 @@ from aioenvs.engine.failure import capture
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.layout import Layout
 from aioenvs.engine.memory import SharedBlock
-from aioenvs.engine.protocol import Decoder, Frame, Opcode, encode
+from aioenvs.engine.protocol import MAX_BODY, Decoder, Frame, Opcode, encode
 from aioenvs.engine.waiting import WaitMeter
 
 __all__ = ["Inherited", "WorkerConfig", "serve"]
@@ -86,20 +86,26 @@ class _Worker:
 
     def answer(self, frame: Frame) -> Frame:
         opcode, sequence, generation, positions, body = frame
-        if opcode is Opcode.STEP_AND_MAYBE_RESET or opcode is Opcode.STEP:
-            actions = pickle.loads(body) if body else None
-            with self._meter:
-                outcome = self._host.step(positions, actions, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
-            outcome.waiting = self._meter.verdict(len(self._host))
-        elif opcode is Opcode.RESET:
-            outcome = self._host.reset(positions, pickle.loads(body) if body else {})
-        elif opcode is Opcode.SEED:
-            outcome = self._host.seed(positions, pickle.loads(body))
-        else:
+        if opcode in (Opcode.START, Opcode.ATTACH, Opcode.CLOSE):
             code, body = self._manage(opcode, body)
             return Frame(code, sequence, generation, (), body)
-        counts, body = _encode(outcome, opcode.name.lower())
+        try:
+            counts, body = _encode(self._command(opcode, positions, body), opcode.name.lower())
+        except Exception as error:  # values that cannot be rebuilt here, or not be sent back
+            failures: dict[int, BaseException] = dict.fromkeys(self._host.indices(positions), error)
+            counts, body = _encode(Outcome(failures=failures), opcode.name.lower())
         return Frame(Opcode.DONE, sequence, generation, counts, body)
+
+    def _command(self, opcode: Opcode, positions: Sequence[int], body: bytes) -> Outcome:
+        values = pickle.loads(body) if body else {}
+        if opcode is Opcode.RESET:
+            return self._host.reset(positions, values)
+        if opcode is Opcode.SEED:
+            return self._host.seed(positions, values)
+        with self._meter:
+            outcome = self._host.step(positions, values, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
+        outcome.waiting = self._meter.verdict(len(self._host))
+        return outcome
 
     def _manage(self, opcode: Opcode, body: bytes) -> tuple[Opcode, bytes]:
         if opcode is Opcode.START:
@@ -120,12 +126,12 @@ class _Worker:
             self._build(config)
             return Opcode.DONE, cloudpickle.dumps(_share(self._host.metadata))
         except Exception as error:
-            env = config.env_index[len(self._host.metadata)]
+            env = config.env_index[min(len(self._host), len(config.env_index) - 1)]
             return Opcode.FAILED, pickle.dumps({env: capture(error, env, "start")})
 
     def _build(self, config: WorkerConfig) -> None:
         for env, data in zip(config.env_index, config.factories, strict=True):
-            # Each env gets a copy of its own, as if each had its own process.
+            # Pickled ones are a copy for each env, as if each had its own process; inherited ones are what they are.
             factory, kwargs = cloudpickle.loads(data) if data else self._inherited[env]
             self._host.build(env, factory, kwargs)
 
@@ -139,7 +145,10 @@ def _encode(outcome: Outcome, command: str) -> tuple[tuple[int, ...], bytes]:
     if not outcome.failures and not outcome.objects:
         return counts, b""
     failures = {env: capture(error, env, command) for env, error in outcome.failures.items()}
-    return counts, cloudpickle.dumps((failures, outcome.objects))
+    body: bytes = cloudpickle.dumps((failures, outcome.objects))
+    if len(body) > MAX_BODY:
+        raise ValueError(f"the envs of one process answered with {len(body)} bytes, more than {MAX_BODY}")
+    return counts, body
 
 
 def _share(metadata: Sequence[Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import pickle
@@ -10,7 +11,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -21,7 +21,7 @@ from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Layout
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.metadata import EnvMetadata, agree
-from aioenvs.engine.pool import Pool, Selection
+from aioenvs.engine.pool import Pool, Selection, Timeouts
 from aioenvs.engine.process import Launcher, WorkerProcess, shared_launcher
 from aioenvs.engine.protocol import Frame, Opcode
 from aioenvs.engine.shipping import pack
@@ -30,32 +30,17 @@ from aioenvs.engine.supervision import Worker, end_all
 from aioenvs.engine.worker import WorkerConfig
 from aioenvs.errors import (
     AioEnvsError,
+    ClosedError,
     PerformanceWarning,
     WorkerDiedError,
-    WorkerError,
     WorkerStartError,
     WorkerTimeoutError,
     describe_envs,
 )
 
-__all__ = ["Timeouts", "WorkerPool"]
+__all__ = ["WorkerPool"]
 
 logger = logging.getLogger("aioenvs")
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """How long things may take, in seconds; None for as long as they like.
-
-    Attributes:
-        start: From ordering a process to its envs being built.
-        step: Any other command.
-        close: Closing all envs, before the processes are killed.
-    """
-
-    start: float | None = 60.0
-    step: float | None = None
-    close: float = 5.0
 
 
 class WorkerPool(Pool):
@@ -91,10 +76,12 @@ class WorkerPool(Pool):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._advised = False
         self._drained: list[tuple[frozenset[int], asyncio.Future[None]]] = []
+        self._replacing: dict[int, asyncio.Task[None]] = {}
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return tuple(pid for _, worker in sorted(self._workers.items()) if (pid := worker.process.pid) is not None)
+        running = [worker.process for _, worker in sorted(self._workers.items()) if not worker.process.exited.done()]
+        return tuple(process.pid for process in running if process.pid is not None)
 
     # -- start ------------------------------------------------------------------------------------------
 
@@ -105,8 +92,8 @@ class WorkerPool(Pool):
             self._block = SharedBlock.create()
             self._launcher = self._make_launcher()
             descriptions = await self._start_workers(configs)
-            in_order = [descriptions[env] for env in range(self.num_envs)]
-            self.metadata = agree(in_order)
+            self.metadata = descriptions[0]
+            agree([descriptions[env] for env in range(self.num_envs)], range(self.num_envs), self.metadata)
             self.layout = Layout.of(self.num_envs, self.metadata.leaves)
             self.arrays = self.layout.arrays(self._block.allocate(self.layout.nbytes))
             await self._attach(range(len(self.groups)))
@@ -178,12 +165,11 @@ class WorkerPool(Pool):
 
     # -- requests ---------------------------------------------------------------------------------------
 
-    async def hold(self, selection: Selection, command: str) -> None:
-        if asyncio.get_running_loop() is not self._loop and not self.slots.closed:
+    async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
+        if (asyncio.get_running_loop() is not self._loop or os.getpid() != self._owner) and not self.slots.closed:
             raise AioEnvsError(
-                f"{command}: these envs belong to the event loop that started them, and this is another one"
+                f"{command}: these envs belong to the event loop and process that started them, and this is another one"
             )
-        replacing = command == "reset"
         ready = self.slots.acquire(selection.envs, command, replacing=replacing)
         if ready and not (replacing and self.slots.broken(selection.envs)):
             return
@@ -202,23 +188,25 @@ class WorkerPool(Pool):
             waiter = asyncio.get_running_loop().create_future()
             self._drained.append((envs, waiter))
             await waiter
+        if self.slots.closed:
+            raise ClosedError(f"{describe_envs(tuple(envs))} were closed while a request waited for them")
 
     async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
-        return await self._ask(selection, Opcode.SEED, pickle.dumps(seeds))
+        return await self._ask(selection, Opcode.SEED, seeds)
 
     async def reset(self, selection: Selection, kwargs: Mapping[int, Mapping[str, Any]]) -> Outcome:
-        return await self._ask(selection, Opcode.RESET, cloudpickle.dumps(kwargs) if kwargs else b"")
+        return await self._ask(selection, Opcode.RESET, kwargs)
 
     async def step(self, selection: Selection, actions: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
-        body = cloudpickle.dumps(actions) if actions else b""
-        return await self._ask(selection, Opcode.STEP_AND_MAYBE_RESET if maybe_reset else Opcode.STEP, body)
+        return await self._ask(selection, Opcode.STEP_AND_MAYBE_RESET if maybe_reset else Opcode.STEP, actions)
 
-    async def _ask(self, selection: Selection, opcode: Opcode, body: bytes) -> Outcome:
-        """Send a command to every worker concerned and await all replies."""
+    async def _ask(self, selection: Selection, opcode: Opcode, values: Mapping[int, Any] | None) -> Outcome:
+        """Send a command to every worker concerned, with the values for its envs, and await all replies."""
         asked: list[asyncio.Future[Frame]] = []
         for index, positions, envs in selection.parts:
             worker = self._workers[index]
             worker.last_command = opcode
+            body = cloudpickle.dumps({env: values[env] for env in envs if env in values}) if values else b""
             asked.append(worker.channel.request(opcode, envs, positions, body))
             self.slots.sent(envs)
         replies = asyncio.gather(*asked)
@@ -250,8 +238,8 @@ class WorkerPool(Pool):
         except TimeoutError:
             if not scope.expired():
                 raise
-            late = tuple(sorted(self.slots.unanswered(selection.envs)))
-            raise self._late(late, command) from None
+            late = self.slots.unanswered(selection.envs) or selection.envs
+            raise self._late(tuple(sorted(late)), command) from None
 
     def _late(self, envs: tuple[int, ...], command: str) -> WorkerTimeoutError:
         pids = [worker.process.pid for worker in self._workers.values() if not set(worker.envs).isdisjoint(envs)]
@@ -281,12 +269,12 @@ class WorkerPool(Pool):
         how, cause = await worker.ended()
         worker.channel.close()
         if how.returncode is None:
-            worker.process.signal(signal.SIGKILL)
-        pid = worker.process.pid
-        if worker.closing:
-            worker.channel.fail(WorkerError("the worker was closed", env_index=worker.envs, pid=pid))
-            return
+            worker.process.kill()
         last = worker.last_command.name.lower()
+        if worker.closing:
+            worker.channel.fail(ClosedError(f"{describe_envs(worker.envs)} were closed while {last} was pending"))
+            return
+        pid = worker.process.pid
         error = WorkerDiedError(
             f"the worker of {describe_envs(worker.envs)} (pid {pid}) {how} (last command: {last})",
             env_index=worker.envs,
@@ -299,31 +287,50 @@ class WorkerPool(Pool):
         self._wake()
 
     async def _revive(self, selection: Selection) -> None:
-        """Replace the dead workers of these envs; their other envs then need a reset of their own."""
-        while dead := [index for index, _, envs in selection.parts if self.slots.broken(envs)]:
-            await self._replace(dead)
+        """Replace the dead workers of these envs; their other envs then need a reset of their own.
 
-    async def _replace(self, dead: Sequence[int]) -> None:
+        Callers that want envs of the same worker share one replacement, which outlives a caller that is cancelled.
+        """
+        while dead := [index for index, _, envs in selection.parts if self.slots.broken(envs)]:
+            for index in dead:
+                if index not in self._replacing:
+                    task = self._replacing[index] = asyncio.ensure_future(self._replace(index))
+                    task.add_done_callback(functools.partial(self._replaced, index))
+            tasks = [self._replacing[index] for index in dead]
+            await asyncio.wait(tasks)
+            for task in tasks:
+                task.result()
+
+    def _replaced(self, index: int, task: asyncio.Task[None]) -> None:
+        del self._replacing[index]
+        if not task.cancelled():
+            task.exception()  # those who wait for it have it; there may be nobody left
+
+    async def _replace(self, index: int) -> None:
         if self._launcher is None or not self._launcher.alive:
             self._launcher = self._make_launcher()
         configs = pack(self._factories, self._kwargs, self.groups, inherited=self._method == "fork")
         try:
-            for index in dead:
-                description = await self._start_worker(index, configs[index])
-                agree([self.metadata, *description])
-            await self._attach(dead)
+            agree(await self._start_worker(index, configs[index]), self.groups[index], self.metadata)
+            await self._attach([index])
         except BaseException:
-            await asyncio.shield(self._dismiss([self._workers[index] for index in dead], polite=False))
+            await asyncio.shield(self._dismiss([self._workers[index]], polite=False))
             raise
-        for index in dead:
-            self.slots.repair(self.groups[index])
+        self.slots.repair(self.groups[index])
 
     async def close(self) -> None:
-        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+        if asyncio.get_running_loop() is not self._loop or os.getpid() != self._owner:
             self.discard()
             return
-        self.slots.close()
+        self._shut()
         await self._end(polite=True)
+
+    def _shut(self) -> None:
+        """Let nobody in any more, and nobody wait."""
+        self.slots.close()
+        for task in self._replacing.values():
+            task.cancel()
+        self._wake()
 
     async def _end(self, *, polite: bool) -> None:
         """End all there is; cancelling it makes it quicker, but it ends all the same."""
@@ -340,6 +347,8 @@ class WorkerPool(Pool):
             raise cancelled
 
     async def _end_everything(self, *, polite: bool) -> None:
+        if self._replacing:
+            await asyncio.wait(list(self._replacing.values()))
         await self._dismiss(list(self._workers.values()), polite=polite)
         self._workers.clear()
         self._release_block()
@@ -366,18 +375,23 @@ class WorkerPool(Pool):
     def discard(self) -> None:
         if os.getpid() != self._owner:
             return  # a fork of the parent: the workers, and what the loop watches, are not ours
-        self.slots.close()
         loop, self._loop = self._loop, None
-        if loop is not None and loop.is_running():
-            loop.call_soon_threadsafe(self._abandon)
-        elif loop is not None:
-            self._abandon()
+        if loop is None:
+            return
+        if loop.is_running():
+            loop.call_soon_threadsafe(self._abandon, loop)
+        else:
+            self._abandon(loop)
 
-    def _abandon(self) -> None:
+    def _abandon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop.is_closed():
+            self.slots.close()
+        else:
+            self._shut()
         workers, self._workers = list(self._workers.values()), {}
         for worker in workers:
             worker.closing = True
-            if worker.end is not None and not worker.end.get_loop().is_closed():
+            if worker.end is not None and not loop.is_closed():
                 worker.end.cancel()
             worker.channel.close()
             worker.process.abandon()
