@@ -34,6 +34,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # what a shell reports for a process that SIGINT ended: 128 + 2
 
 MAX_SEED = 2**32 - 1
+MAX_WORKERS = 65535
 REFRESH_SECONDS = 0.1
 
 
@@ -200,9 +201,9 @@ def _add_run_command(commands: "argparse._SubParsersAction[_Parser]") -> None:
         argument_default=argparse.SUPPRESS,  # the defaults are those of RunOptions
     )
     run.set_defaults(parser=run)
-    add, count = run.add_argument, _integer(1)
+    add, count, workers = run.add_argument, _integer(1), _integer(1, MAX_WORKERS)
     add("env_id", metavar="ENV_ID", help="a Gymnasium id such as CartPole-v1, or module:id")
-    add("--num-workers", type=count, metavar="N", help="number of environments (default: 8)")
+    add("--num-workers", type=workers, metavar="N", help="number of environments (default: 8)")
     add("--num-processes", type=count, metavar="N", help="processes that host them (default: one a core)")
     add("--steps", type=count, metavar="N", help="steps of each environment (default: 1000)")
     add("--seed", type=_integer(0, MAX_SEED), metavar="S", help="makes environments and actions repeatable")
@@ -436,7 +437,7 @@ def live_line(report: RunReport) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     name, status = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[status]}"))
-    columns = (name, BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("steps"), status)
+    columns = (name, BarColumn(bar_width=10), MofNCompleteColumn(), status)
     # Redrawn by the event loop itself: no thread that could be left over after an interrupt.
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task(report.options.env_id, total=report.options.steps, status="starting")

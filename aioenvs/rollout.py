@@ -82,6 +82,11 @@ def rollout(
         td = act(td)
         if inspect.isawaitable(td):
             td = yield td
+        if not isinstance(td, TensorDictBase):
+            raise TypeError(
+                f"the policy was given a TensorDict and must return one with the action, but returned {td!r}; name its "
+                "first parameter otherwise to get the observations instead (see aioenvs.rollout.as_policy)"
+            )
         row, td = yield from advance(env, td, options)
         rows.append(row)
         if callback is not None and inspect.isawaitable(pending := callback(env, row)):

@@ -103,7 +103,7 @@ def loaded_modules() -> list[int]:
 
 def surroundings() -> list[int]:
     """What there is to read on stdin, how many variables of MPI or Slurm, AIOENVS_TEST, and whether `here` is here."""
-    foreign = sum(name.startswith(("SLURM_", "OMPI_", "PMI_", "PMIX_")) for name in os.environ)
+    foreign = sum(name.startswith(("SLURM_PROCID", "OMPI_", "PMI_", "PMIX_")) for name in os.environ)
     return [len(sys.stdin.read()), foreign, int(os.environ["AIOENVS_TEST"]), int(Path("here").exists())]
 
 

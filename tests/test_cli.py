@@ -137,7 +137,7 @@ def test_failure_names_error_cause_and_notes() -> None:
     [
         ("rum CartPole-v1", "invalid choice: 'rum'"),
         ("run", "arguments are required: ENV_ID"),
-        ("run CartPole-v1 --num-workers 0", "--num-workers: expected an integer of at least 1, got '0'"),
+        ("run CartPole-v1 --num-workers 0", "--num-workers: expected an integer from 1 to 65535, got '0'"),
         ("run CartPole-v1 --num-processes 0", "--num-processes: expected an integer of at least 1, got '0'"),
         ("run CartPole-v1 --steps -3", "--steps: expected an integer of at least 1, got '-3'"),
         ("run CartPole-v1 --steps 1e3", "--steps: expected an integer of at least 1, got '1e3'"),

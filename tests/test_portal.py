@@ -461,6 +461,6 @@ def test_immediate_refuses_to_wait() -> None:
         finally:
             ended.append(True)
 
-    with pytest.raises(AssertionError, match="suspended"):
+    with pytest.raises(TypeError, match="use AsyncSerialEnv"):
         Immediate().run(suspends())
     assert ended == [True]

@@ -185,16 +185,19 @@ async def test_a_second_start_is_refused(face: Face) -> None:
         assert observed(await face.call(env.reset)) == [[0, 1, 0, 0]] * 2
 
 
-async def test_commands_during_a_start_are_refused(async_face: Face, gate: Gate) -> None:
+async def test_commands_during_a_start_wait_for_it(async_face: Face, gate: Gate) -> None:
     env = async_face.make(2, faults.gated_factory, create_env_kwargs={"wait": gate.wait})
-    starting = asyncio.create_task(env.start())
+    starting = asyncio.create_task(env.set_seed(1))
     await gate.arrival()
-    for command in (env.reset(), env.step(acting([0, 0])), env.set_seed(1), env.start()):
-        with pytest.raises(RuntimeError, match=r"start"):
-            await command
+    with pytest.raises(AioEnvsError, match="started already"):
+        await env.start()
+    resetting = asyncio.create_task(env.reset())
+    await asyncio.sleep(0)
+    starting.cancel()  # somebody else still waits for the start
+    with pytest.raises(asyncio.CancelledError):
+        await starting
     gate.open(2)
-    await starting
-    assert observed(await env.reset()) == [[0, 1, 0, 0]] * 2
+    assert observed(await resetting) == [[0, 1, 0, 0]] * 2
     await env.close()
 
 

@@ -44,7 +44,7 @@ def mapped_files(pid: int) -> str:
 
 @start_methods
 async def test_stdin_environment_and_directory(method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("SLURM_JOB_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
+    for name in ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("AIOENVS_TEST", "42")
     monkeypatch.chdir(tmp_path)

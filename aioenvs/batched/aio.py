@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.batched.config import BatchConfig
 from aioenvs.batched.described import Described
 from aioenvs.batched.exchange import Exchange
-from aioenvs.batched.requests import check_size, reset_arguments, rows_of
+from aioenvs.batched.requests import check_size, check_writable, reset_arguments, rows_of
 from aioenvs.batched.results import Results, keep_others
 from aioenvs.batched.signature import Signature
 from aioenvs.engine.host import Outcome
@@ -36,6 +38,13 @@ class _Running:
     signature: Signature
     exchange: Exchange
     results: Results
+
+
+def _unstarted(cls: type[AsyncBatchedEnv], config: BatchConfig, device: torch.device | None) -> AsyncBatchedEnv:
+    """A copy, of a pickle or in memory: the same envs, not started."""
+    env = cls.__new__(cls)
+    AsyncBatchedEnv.__init__(env, config, device)
+    return env
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:
@@ -59,10 +68,12 @@ class AsyncBatchedEnv(Described):
     """
 
     def __init__(self, config: BatchConfig, device: torch.device | str | int | None) -> None:
+        self._pool: Pool | None = None  # also while it starts
         self._running: _Running | None = None
         self._starting: asyncio.Task[_Running] | None = None
         self._waiting = 0  # how many tasks wait for the start
         self._known_signature: Signature | None = None
+        self._yields = True  # whether commands let other tasks run, even if they have nothing to wait for
         self._config = config
         self.device = None if device is None else torch.device(device)
         if self.device is not None and self.device.type == "meta":
@@ -115,19 +126,22 @@ class AsyncBatchedEnv(Described):
             self._running = starting.result()
 
     async def _start(self) -> _Running:
-        pool = self._make_pool()
+        if self.device is not None:
+            torch.empty(0, device=self.device)  # says so now if there is no such device
+        pool = self._pool = self._make_pool()
         try:
             await pool.start()
             signature = self._known_signature = Signature.of(pool.metadata, pool.num_envs, self.device)
             return _Running(pool, signature, Exchange(pool, self.device), Results(self.batch_size, self.device))
         except BaseException:
             await pool.close()
+            self._pool = None
             raise
 
     def _make_pool(self) -> Pool:
         config = self._config
         if config.backend == "serial":
-            return InlinePool(config.factories, config.kwargs)
+            return InlinePool(config.factories, config.kwargs, yields=self._yields)
         from aioenvs.engine.workers import WorkerPool  # needs what Windows does not have
 
         return WorkerPool(
@@ -148,6 +162,7 @@ class AsyncBatchedEnv(Described):
         """
         running, self._running = self._running, None
         if running is not None:
+            self._pool = None
             await running.pool.close()
         elif self._starting is not None:
             await _cancelled(self._starting)
@@ -170,7 +185,7 @@ class AsyncBatchedEnv(Described):
 
     def _discard(self) -> None:
         """Give everything back at once, without waiting; for envs that were forgotten."""
-        running, self._running = self._running, None
+        running, self._running, self._pool = self._running, None, None
         if running is not None:
             running.pool.discard()
 
@@ -181,13 +196,16 @@ class AsyncBatchedEnv(Described):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return self._running.pool.pids if self._running is not None else ()
+        return self._pool.pids if self._pool is not None else ()
 
     @property
     def _signature(self) -> Signature:
         if self._known_signature is None:
             raise AioEnvsError(f"the specs of {self!r} are known once it was started: await start() first")
         return self._known_signature
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unstarted, (type(self), self._config, self.device)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._describe()}>"
@@ -252,12 +270,14 @@ class AsyncBatchedEnv(Described):
             check_size(td, self.batch_size)
             rows = rows_of(td, "_reset", self.batch_size)
         if td is not None and rows is not None and not len(rows):
-            return td.exclude("_reset")
+            return await self._unreset(td, rows)
         arguments = reset_arguments(self.num_workers, list_of_kwargs, kwargs)
         running = await self._started()
         pool, exchange = running.pool, running.exchange
         chosen = pool.everything if rows is None else pool.select(rows.tolist())
         arguments = {env: own for env, own in arguments.items() if env in chosen.envs}
+        if td is not None and rows is not None:
+            exchange.check_root(td)
         await pool.hold(chosen, "reset", replacing=True)
         try:
             outcome = await pool.reset(chosen, arguments)
@@ -267,6 +287,11 @@ class AsyncBatchedEnv(Described):
             pool.release(chosen)
         outcome.raise_failure()
         return running.results.after_reset(td, rows, values)
+
+    async def _unreset(self, td: TensorDictBase, rows: NDArray[np.intp]) -> TensorDictBase:
+        """A reset of nobody: what `td` has, and the latest known values of what it lacks."""
+        running = await self._started()
+        return running.results.after_reset(td, rows, running.exchange.latest())
 
     async def step(self, td: TensorDictBase) -> TensorDictBase:
         """Take one step in all envs, or in those that a mask names.
@@ -287,8 +312,8 @@ class AsyncBatchedEnv(Described):
             SpecMismatchError: If an action is missing or does not fit its spec. No env was stepped then.
             ConcurrencyError: If an env is busy with another request.
             WorkerDiedError: If a worker died; the others' envs remain usable.
-            Exception: Whatever an env raised, with its index and the worker's traceback as a note. The others have
-                stepped; the failed one needs a reset.
+            Exception: Whatever an env raised, with the worker's traceback as a note, and with the indices of all envs
+                that failed as `env_index`. The others have stepped; those that failed need a reset.
         """
         await self._advance(td, maybe_reset=False)
         return td
@@ -309,11 +334,14 @@ class AsyncBatchedEnv(Described):
         """Step, put the outcome under `next`, and return the root for the next step."""
         check_size(td, self.batch_size)
         entries = dict(td.items())
+        check_writable(td, entries)
         rows = rows_of(entries, "_step", self.batch_size)
         running = self._running or await self._started()
         pool, exchange = running.pool, running.exchange
         chosen = pool.everything if rows is None else pool.select(rows.tolist())
         actions = exchange.check_actions(td, entries) if chosen.indices else {}
+        if rows is not None:
+            exchange.check_root(td)
         await pool.hold(chosen, "step_and_maybe_reset" if maybe_reset else "step")
         try:
             outcome = Outcome()

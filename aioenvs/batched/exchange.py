@@ -65,6 +65,23 @@ class Exchange:
             values[key] = self._object_list(td, key)
         return values
 
+    def check_root(self, td: TensorDictBase) -> None:
+        """Refuse root entries from which rows that are not asked could not be taken over.
+
+        Raises:
+            SpecMismatchError: If one has another kind, shape or dtype than the envs' own.
+        """
+        for key, array in self._arrays[ROOT].items():
+            value = td.get(_path(key), None)
+            if value is None:
+                continue
+            expected = f"{array.dtype} of shape {array.shape}"
+            if not isinstance(value, torch.Tensor):
+                raise SpecMismatchError(f"{_path(key)!r}: expected {expected}, found {type(value).__name__}")
+            found = f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+            if found != expected:
+                raise SpecMismatchError(f"{_path(key)!r}: expected {expected}, found {found}; no env was asked")
+
     def _object_list(self, td: TensorDictBase, key: Key) -> list[Any]:
         value = td.get(_path(key), None)
         if value is None or isinstance(value, torch.Tensor):
@@ -215,7 +232,7 @@ class _ActionLeaf:
         if np.count_nonzero(outside):
             env = int(np.argwhere(outside)[0][0])
             expected = f"integers from {np.min(low)} to {np.max(high) - 1}"
-            raise _mismatch(self.key, expected, f"{array[env]!r} for env {env}")
+            raise _mismatch(self.key, expected, f"{array[env]} for env {env}")
 
 
 def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -251,7 +268,7 @@ def _path(key: Key) -> Any:
 
 def _missing(td: TensorDictBase, key: Key, value: Any) -> SpecMismatchError:
     found = f"the keys {sorted(map(str, td.keys(True, True)))!r}" if value is None else type(value).__name__
-    return _mismatch(key, "a value for every env", found)
+    return _mismatch(key, "a value for every env, as rand_action(td) would set", found)
 
 
 def _mismatch(key: Key, expected: str, found: str) -> SpecMismatchError:

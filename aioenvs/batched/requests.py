@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from aioenvs.batched.exchange import Rows
 from aioenvs.engine.seeding import seed_chain
 
-__all__ = ["check_size", "reset_arguments", "rows_of"]
+__all__ = ["check_size", "check_writable", "reset_arguments", "rows_of"]
 
 
 def check_size(td: Any, batch_size: torch.Size) -> None:
@@ -26,6 +26,22 @@ def check_size(td: Any, batch_size: torch.Size) -> None:
         raise TypeError(f"expected a TensorDict of shape {tuple(batch_size)}, got {type(td).__name__}")
     if td.batch_size != batch_size:
         raise RuntimeError(f"Expected a tensordict with shape==env.batch_size, got {td.batch_size} and {batch_size}")
+
+
+def check_writable(td: TensorDictBase, entries: Mapping[str, Any]) -> None:
+    """Refuse a TensorDict that a step's outcome could not be put into.
+
+    Raises:
+        RuntimeError: If it is locked.
+        TypeError: If there is something else than a TensorDict under `next`.
+    """
+    if td.is_locked:
+        raise RuntimeError(
+            "the TensorDict is locked, so `next` cannot be set in it; unlock_() or clone() it first"
+        )
+    following = entries.get("next")
+    if following is not None and not isinstance(following, TensorDictBase):
+        raise TypeError(f"expected a TensorDict, or nothing, under 'next', found {type(following).__name__}")
 
 
 def rows_of(entries: Mapping[str, Any] | TensorDictBase, name: str, batch_size: torch.Size) -> Rows:

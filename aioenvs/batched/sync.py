@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,7 @@ class BatchedEnv(Described):
     def __init__(self, env: AsyncBatchedEnv) -> None:
         self._portal: Portal | None = None
         self._env = env
+        env._yields = False  # there is nobody to yield to
         self._config = env._config
 
     def _run(self, coroutine: Any) -> Any:
@@ -173,8 +175,18 @@ class BatchedEnv(Described):
                 self._env._discard()
             portal.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unstarted, (type(self), self._env)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._env._describe()}>"
+
+
+def _unstarted(cls: type[BatchedEnv], env: AsyncBatchedEnv) -> BatchedEnv:
+    """A copy, of a pickle or in memory: the same envs, not started."""
+    copied = cls.__new__(cls)
+    BatchedEnv.__init__(copied, copy.copy(env))
+    return copied
 
 
 async def _awaited(awaitable: Any) -> Any:

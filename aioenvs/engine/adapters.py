@@ -164,7 +164,8 @@ class GymAdapter:
         return self._objects[region]
 
     def close(self) -> None:
-        self.env.close()
+        if hasattr(self.env, "close"):
+            self.env.close()
 
 
 def _describe(env: Any, env_index: int) -> EnvMetadata:

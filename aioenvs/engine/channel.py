@@ -32,6 +32,11 @@ class Channel(asyncio.Protocol):
         self._failure: AioEnvsError | None = None
         self._broken: ProtocolError | None = None
 
+    @property
+    def connected(self) -> bool:
+        """Whether requests can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
     def request(
         self, opcode: Opcode, envs: Collection[int], positions: Sequence[int] = (), body: bytes = b""
     ) -> asyncio.Future[Frame]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import traceback
@@ -44,6 +45,8 @@ class Outcome:
         for env, other in sorted(self.failures.items()):
             if env != lowest:
                 error = annotate(error, f"env {env} failed as well: {summary(other)}")
+        with contextlib.suppress(Exception):  # not every exception takes attributes
+            error.env_index = tuple(sorted(self.failures))  # type: ignore[attr-defined]
         raise error
 
 

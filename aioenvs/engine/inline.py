@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,10 +19,18 @@ __all__ = ["InlinePool"]
 
 
 class InlinePool(Pool):
-    """Hosts the envs in this process; its coroutines never suspend."""
+    """Hosts the envs in this process.
 
-    def __init__(self, factories: Sequence[Any], kwargs: Sequence[Mapping[str, Any]]) -> None:
+    Args:
+        factories: One per env.
+        kwargs: Keyword arguments for each.
+        yields: Whether each command lets other tasks, timeouts and interrupts have their turn first; else its
+            coroutines never suspend.
+    """
+
+    def __init__(self, factories: Sequence[Any], kwargs: Sequence[Mapping[str, Any]], *, yields: bool) -> None:
         super().__init__([range(len(factories))])
+        self._yields = yields
         self._factories = factories
         self._kwargs = kwargs
         self._host = EnvHost(fatal=(SystemExit, KeyboardInterrupt))
@@ -43,6 +52,15 @@ class InlinePool(Pool):
         except BaseException:
             self._host.close()
             raise
+
+    async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
+        self.slots.acquire(selection.envs, command)
+        if self._yields:
+            try:
+                await asyncio.sleep(0)
+            except BaseException:
+                self.release(selection)
+                raise
 
     async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
         return self._located(self._host.seed(_positions(selection), seeds), "seed")

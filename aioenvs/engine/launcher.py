@@ -234,6 +234,7 @@ def main(control: int, preload: Sequence[str] = (), inherited: Inherited = ()) -
 
 def _become_plain() -> None:
     """Undo what a fork has of its parent, or a fresh interpreter of its environment."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGPIPE):

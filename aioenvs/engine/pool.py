@@ -104,6 +104,7 @@ class Pool(ABC):
     async def start(self) -> None:
         """Build all envs, agree on their metadata, and lay out the block."""
 
+    @abstractmethod
     async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
         """Reserve the envs for one command, and wait until none of them owes a reply to an earlier caller.
 
@@ -117,7 +118,6 @@ class Pool(ABC):
             ConcurrencyError: If one of them is held already.
             WorkerDiedError: If the worker of one is dead.
         """
-        self.slots.acquire(selection.envs, command)
 
     def release(self, selection: Selection) -> None:
         """End `hold`."""

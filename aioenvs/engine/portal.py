@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import os
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from aioenvs.errors import AioEnvsError, ConcurrencyError
 
@@ -79,41 +80,38 @@ class LoopPortal:
         if self.foreign:
             coroutine.close()
             raise AioEnvsError("these envs belong to the process that started them, and this is a fork of it")
-        if self._thread is None:
-            if not self._busy.acquire(blocking=False):
-                coroutine.close()
-                whom = "code that they run themselves" if self._driver == threading.get_ident() else "another thread"
-                raise ConcurrencyError(f"these envs are in the middle of a call from {whom}; let that end first")
-            try:
-                self._driver = threading.get_ident()
-                if asyncio._get_running_loop() is None:
-                    return self._drive(coroutine)
-                self._move_to_thread()
-            finally:
-                self._busy.release()
-        return self._submit(coroutine)
+        with _Interrupts() as interrupts:
+            if self._thread is None:
+                if not self._busy.acquire(blocking=False):
+                    coroutine.close()
+                    own = self._driver == threading.get_ident()
+                    whom = "code that they run themselves" if own else "another thread"
+                    raise ConcurrencyError(f"these envs are in the middle of a call from {whom}; let that end first")
+                try:
+                    self._driver = threading.get_ident()
+                    if asyncio._get_running_loop() is None:
+                        return self._drive(coroutine, interrupts)
+                    self._move_to_thread()
+                finally:
+                    self._busy.release()
+            return self._submit(coroutine, interrupts)
 
     @property
     def foreign(self) -> bool:
         """Whether this is a fork of the process that made it, whose loop is not to be touched."""
         return os.getpid() != self._owner
 
-    def _drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _drive(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
         task = self._loop.create_task(coroutine)
-        interrupts = _Interrupts(self._loop, task)
+        interrupts.act = functools.partial(self._loop.call_soon_threadsafe, task.cancel)
         try:
-            with interrupts:
-                return self._loop.run_until_complete(task)
-        except asyncio.CancelledError:
-            if interrupts.count:
-                raise KeyboardInterrupt from None
-            raise
+            return self._loop.run_until_complete(task)
         except BaseException:
             self._settle(task)
             raise
 
     def _settle(self, task: asyncio.Task[Any]) -> None:
-        """After an exception that left the loop with the task unfinished, let it end."""
+        """After an exception that a signal handler of the user's raised inside the loop, let the task end."""
         if not task.done():
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -129,11 +127,12 @@ class LoopPortal:
         finally:
             self._loop.close()
 
-    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _submit(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise ConcurrencyError("a synchronous method was called from inside the envs' own event loop")
         errand = _Errand(self._loop, coroutine)
+        interrupts.act = functools.partial(self._loop.call_soon_threadsafe, errand.cancel)
         try:
             self._loop.call_soon_threadsafe(errand.begin)
             errand.ended.wait()
@@ -185,30 +184,34 @@ class _Errand(Generic[T]):
 
 
 class _Interrupts:
-    """Turns Ctrl-C, where it would raise at a random place in the loop, into cancelling the task."""
+    """Turns Ctrl-C, where it would raise at a random place in the loop, into cancelling what is run.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
-        self.count = 0
-        self._loop = loop
-        self._task = task
+    Attributes:
+        act: What cancels it, as soon as there is something to cancel.
+    """
+
+    def __init__(self) -> None:
+        self.act: Callable[[], Any] | None = None
+        self._pressed = False
         self._installed = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         if (
             threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         ):
-            signal.signal(signal.SIGINT, self._on_interrupt)
             self._installed = True
+            signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if self._installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self.count and (kind is None or not issubclass(kind, asyncio.CancelledError)):
-            raise KeyboardInterrupt from error  # the task was quicker, but the user did press the key
+        if self._pressed:  # also if the task was quicker: the user did press the key
+            cancelled = isinstance(error, asyncio.CancelledError)
+            raise KeyboardInterrupt from (None if cancelled else error)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        if self.count > 1:
-            raise KeyboardInterrupt
-        self._loop.call_soon_threadsafe(self._task.cancel)
+        self._pressed = True
+        if self.act is not None:
+            self.act()

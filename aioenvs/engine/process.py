@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -255,6 +256,7 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self._launcher = launcher
         self.pid: int | None = None
+        self.abandoned = False
         self.exited: asyncio.Future[Exit] = self._loop.create_future()
         self.sock, theirs = socket.socketpair()
         _ends.add(self.sock)
@@ -280,6 +282,7 @@ class WorkerProcess:
 
     def abandon(self) -> None:
         """Give up the descriptors without waiting; the worker ends by itself, or by its launcher."""
+        self.abandoned = True
         self._finish(Exit(None))
         self.sock.close()
 
@@ -351,9 +354,11 @@ def _directory() -> str | None:
 
 
 def _duplicate(fd: int, stack: contextlib.ExitStack) -> int:
-    """A copy of a standard stream, or the null device where it is closed."""
+    """A copy of a standard stream, or the null device where it is closed, or was and has become something of ours."""
     try:
-        copy = os.dup(fd)
+        kind = stat.S_IFMT(os.fstat(fd).st_mode)
+        ours = kind == 0 or fd in {end.fileno() for end in _ends}  # an event loop's own have no kind
+        copy = os.open(os.devnull, os.O_WRONLY) if ours else os.dup(fd)
     except OSError as error:
         if error.errno != errno.EBADF:
             raise

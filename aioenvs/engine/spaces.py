@@ -54,9 +54,12 @@ def flatten(space: Any, key: Key) -> list[SpaceLeaf]:
     children = _children(space)
     if children is not None:
         return [leaf for name, child in children for leaf in flatten(child, (*key, str(name)))]
-    if _kind(space) in FIXED and np.dtype(space.dtype).kind in "biuf":
-        return [SpaceLeaf(key, space, Leaf(key, np.dtype(space.dtype).str, tuple(space.shape)))]
-    return [SpaceLeaf(key, space, None)]
+    if _kind(space) not in FIXED:
+        return [SpaceLeaf(key, space, None)]
+    dtype = np.dtype(space.dtype).newbyteorder("=")
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise SpecMismatchError(f"{space!r} at {key!r} has the dtype {dtype}, which tensors do not have; use float64")
+    return [SpaceLeaf(key, space, Leaf(key, dtype.str, tuple(space.shape)))]
 
 
 def _children(space: Any) -> list[tuple[Any, Any]] | None:

@@ -19,25 +19,52 @@ KILL_PATIENCE = 2.0  # seconds until a killed process has to be gone
 
 
 class Worker:
-    """One process in the pool, with its pipe and the task that waits for its end."""
+    """One process in the pool, with its pipe.
 
-    def __init__(self, index: int, envs: tuple[int, ...], process: WorkerProcess, channel: Channel) -> None:
-        self.index = index
+    Its end shows in two places, and is acted upon once: when both have said so, or a moment after the first. This is
+    done by callbacks rather than a task, which somebody who cancels all tasks would take with him.
+
+    Args:
+        envs: The envs that it hosts.
+        process: The process.
+        channel: Its pipe.
+        on_end: Called once with the worker, how the process ended, and what ended the pipe.
+    """
+
+    def __init__(
+        self,
+        envs: tuple[int, ...],
+        process: WorkerProcess,
+        channel: Channel,
+        on_end: Callable[[Worker, Exit, Exception | None], None],
+    ) -> None:
         self.envs = envs
         self.process = process
         self.channel = channel
         self.last_command = Opcode.START
         self.closing = False
-        self.end: asyncio.Task[None] | None = None
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        process.exited.add_done_callback(self._sign)
+        channel.lost.add_done_callback(self._sign)
 
-    async def ended(self) -> tuple[Exit, Exception | None]:
-        """Wait for the process or its pipe to end, and give the other a moment to say so too."""
+    def _sign(self, _: asyncio.Future[Any]) -> None:
+        if self.process.exited.done() and self.channel.lost.done():
+            self._end()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(LAST_WORDS, self._end)
+
+    def _end(self) -> None:
+        if self.ended.done():
+            return
+        if self._timer is not None:
+            self._timer.cancel()
         exited, lost = self.process.exited, self.channel.lost
-        signs: set[asyncio.Future[Any]] = {exited, lost}
-        await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait(signs, timeout=LAST_WORDS)
         how = exited.result() if exited.done() else Exit(None, "its pipe was closed, but it did not exit")
-        return how, lost.result() if lost.done() else None
+        self._on_end(self, how, lost.result() if lost.done() else None)
+        self.ended.set_result(None)
 
 
 async def end_all(workers: Sequence[Worker], budget: float, *, polite: bool) -> None:
@@ -63,6 +90,9 @@ async def end_all(workers: Sequence[Worker], budget: float, *, polite: bool) -> 
 
 
 def _ask_to_close(worker: Worker) -> None:
+    if not worker.channel.connected:
+        _kill(worker)
+        return
     with contextlib.suppress(Exception):
         worker.channel.request(Opcode.CLOSE, ())
 

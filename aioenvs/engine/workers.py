@@ -22,7 +22,7 @@ from aioenvs.engine.layout import Layout
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.metadata import EnvMetadata, agree
 from aioenvs.engine.pool import Pool, Selection, Timeouts
-from aioenvs.engine.process import Launcher, WorkerProcess, shared_launcher
+from aioenvs.engine.process import Exit, Launcher, WorkerProcess, shared_launcher
 from aioenvs.engine.protocol import Frame, Opcode
 from aioenvs.engine.shipping import pack
 from aioenvs.engine.spaces import Objects
@@ -148,8 +148,7 @@ class WorkerPool(Pool):
         self._generation = self._generation % 0xFFFF + 1
         process = WorkerProcess(self._launcher, self._method, self._block.fd)
         channel = Channel(self._generation, self._answered)
-        worker = self._workers[index] = Worker(index, self.groups[index], process, channel)
-        worker.end = asyncio.ensure_future(self._watch(worker))
+        worker = self._workers[index] = Worker(self.groups[index], process, channel, self._ended)
         process.sock.setblocking(False)
         await loop.create_unix_connection(lambda: channel, sock=process.sock)
         return worker
@@ -168,7 +167,8 @@ class WorkerPool(Pool):
     async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
         if (asyncio.get_running_loop() is not self._loop or os.getpid() != self._owner) and not self.slots.closed:
             raise AioEnvsError(
-                f"{command}: these envs belong to the event loop and process that started them, and this is another one"
+                f"{command}: these envs belong to the event loop and process that started them, and this is another "
+                "one; make envs of its own for each, or close these there first"
             )
         ready = self.slots.acquire(selection.envs, command, replacing=replacing)
         if ready and not (replacing and self.slots.broken(selection.envs)):
@@ -264,11 +264,10 @@ class WorkerPool(Pool):
 
     # -- the end of workers -----------------------------------------------------------------------------
 
-    async def _watch(self, worker: Worker) -> None:
+    def _ended(self, worker: Worker, how: Exit, cause: Exception | None) -> None:
         """The one place where a worker's end is noticed, whichever sign of it comes first."""
-        how, cause = await worker.ended()
         worker.channel.close()
-        if how.returncode is None:
+        if how.returncode is None and not worker.process.abandoned:
             worker.process.kill()
         last = worker.last_command.name.lower()
         if worker.closing:
@@ -362,9 +361,8 @@ class WorkerPool(Pool):
         for worker in workers:
             worker.channel.close()
             worker.process.abandon()
-        ends = [worker.end for worker in workers if worker.end is not None]
-        if ends:
-            await asyncio.wait(ends)
+        if workers:
+            await asyncio.wait([worker.ended for worker in workers])
 
     def _release_block(self) -> None:
         self.arrays = {}
@@ -391,8 +389,6 @@ class WorkerPool(Pool):
         workers, self._workers = list(self._workers.values()), {}
         for worker in workers:
             worker.closing = True
-            if worker.end is not None and not loop.is_closed():
-                worker.end.cancel()
             worker.channel.close()
             worker.process.abandon()
         self._release_block()
