@@ -250,6 +250,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="length of a turn (default: 0.5)")
     parser.add_argument("--start-up", type=int, default=0, metavar="N", help="also start N processes of each")
     options = parser.parse_args()
+    if options.env not in gym.registry:
+        parser.error(f"Gymnasium does not know the id {options.env!r}")
     console = Console()
     console.print(
         f"Python {platform.python_version()}, gymnasium {gym.__version__}, torch {torch.__version__}, "

@@ -3,6 +3,7 @@
 Run it by ``python examples/quickstart.py``; it takes a few seconds.
 """
 
+import argparse
 import asyncio
 
 from aioenvs import AsyncParallelEnv, ParallelEnv
@@ -42,6 +43,7 @@ def without_coroutines() -> None:
 
 def main() -> None:
     """Run both."""
+    argparse.ArgumentParser(description="The async face and its sync twin, side by side.").parse_args()
     print("AsyncParallelEnv")
     asyncio.run(with_coroutines())
     print("ParallelEnv")

@@ -356,3 +356,33 @@ class ChildfulEnv(CountingEnv):
         super().__init__(env_id, **options)
         self.simulator = subprocess.Popen(["sleep", "3600"])
         Path(folder, f"{env_id}.pid").write_text(str(self.simulator.pid))
+
+
+# -- envs and values of test_robustness -----------------------------------------------------------------
+
+
+class Sleeper(CountingEnv):
+    """Hangs where the action is 1."""
+
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            signal.pause()
+        return super().step(action)
+
+
+class FailingTwin(CountingEnv):
+    """Always fails."""
+
+    def step(self, action: Any) -> Any:
+        return 1 // 0
+
+
+class Unbuildable:
+    """Can be pickled, but not rebuilt anywhere."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ValueError("cannot be rebuilt")
