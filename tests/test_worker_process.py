@@ -52,7 +52,7 @@ async def test_stdin_environment_and_directory(method: str, monkeypatch: pytest.
     kwargs = {"report": faults.surroundings}
     async with AsyncParallelEnv(2, faults.ReportingEnv, create_env_kwargs=kwargs, mp_start_method=method) as env:
         assert observed(await env.reset()) == [[0, 0, 42, 1]] * 2  # stdin, MPI variables, AIOENVS_TEST, the file
-    assert os.environ["SLURM_JOB_ID"] == "1"
+    assert os.environ["SLURM_PROCID"] == "1"
 
 
 @start_methods

@@ -22,6 +22,7 @@ from aioenvs.batched.results import Results, keep_others
 from aioenvs.batched.signature import Signature
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.inline import InlinePool
+from aioenvs.engine.metadata import ROOT
 from aioenvs.engine.pool import Pool, Timeouts
 from aioenvs.engine.seeding import seed_chain
 from aioenvs.errors import AioEnvsError, ClosedError
@@ -75,6 +76,7 @@ class AsyncBatchedEnv(Described):
         self._known_signature: Signature | None = None
         self._yields = True  # whether commands let other tasks run, even if they have nothing to wait for
         self._config = config
+        self._batch_size = torch.Size([len(config.factories)])
         self.device = None if device is None else torch.device(device)
         if self.device is not None and self.device.type == "meta":
             raise ValueError("results cannot go to the device 'meta', which holds no data")
@@ -132,7 +134,9 @@ class AsyncBatchedEnv(Described):
         try:
             await pool.start()
             signature = self._known_signature = Signature.of(pool.metadata, pool.num_envs, self.device)
-            return _Running(pool, signature, Exchange(pool, self.device), Results(self.batch_size, self.device))
+            nested = any(len(key) > 1 for key in pool.metadata.spaces[ROOT])
+            results = Results(self._batch_size, self.device, nested=nested)
+            return _Running(pool, signature, Exchange(pool, self.device), results)
         except BaseException:
             await pool.close()
             self._pool = None
@@ -332,10 +336,10 @@ class AsyncBatchedEnv(Described):
 
     async def _advance(self, td: TensorDictBase, *, maybe_reset: bool) -> TensorDict | None:
         """Step, put the outcome under `next`, and return the root for the next step."""
-        check_size(td, self.batch_size)
+        check_size(td, self._batch_size)
         entries = dict(td.items())
         check_writable(td, entries)
-        rows = rows_of(entries, "_step", self.batch_size)
+        rows = rows_of(entries, "_step", self._batch_size)
         running = self._running or await self._started()
         pool, exchange = running.pool, running.exchange
         chosen = pool.everything if rows is None else pool.select(rows.tolist())

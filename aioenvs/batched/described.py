@@ -25,6 +25,7 @@ class Described(ABC):
     """
 
     _config: BatchConfig
+    _batch_size: torch.Size
 
     @property
     @abstractmethod
@@ -48,7 +49,7 @@ class Described(ABC):
     @property
     def batch_size(self) -> torch.Size:
         """`(num_workers,)`."""
-        return torch.Size([self.num_workers])
+        return self._batch_size
 
     def __len__(self) -> int:
         return self.num_workers

@@ -129,13 +129,26 @@ class Exchange:
 
     def root_result(self, following: Values, outcome: Outcome) -> Values:
         """The root of the next step: what came of the last one, except where the env was reset since."""
-        if not outcome.finished and not np.count_nonzero(self._home == IN_ROOT):
-            return {key: value for key, value in following.items() if key != REWARD_KEY}
+        root = {key: value for key, value in following.items() if key != REWARD_KEY}
         rows = self._in_root().nonzero()[0]
+        if not len(rows):
+            return root
+        for key, source in self._arrays[ROOT].items():
+            copy = root[key].numpy().copy()
+            copy[rows] = source[rows]
+            root[key] = torch.from_numpy(copy)
+        if self._objects[ROOT]:
+            self._take_roots(rows, outcome)
+            root |= self._object_lists()
+        return root
+
+    def _take_roots(self, rows: NDArray[np.intp], outcome: Outcome) -> None:
         for env in rows.tolist():
             if env in outcome.objects:
                 self._latest_objects[env] = outcome.objects[env][ROOT]
-        return self._merged(rows)
+
+    def _object_lists(self) -> Values:
+        return {key: [objects.get(key) for objects in self._latest_objects] for key in self._objects[ROOT]}
 
     def _in_root(self) -> NDArray[np.bool_]:
         """Which envs had a reset after their last step."""
@@ -162,9 +175,7 @@ class Exchange:
 
     def _values(self, arrays: Arrays) -> Values:
         values: Values = {key: torch.from_numpy(array) for key, array in arrays.items()}
-        for key in self._objects[ROOT]:
-            values[key] = [objects.get(key) for objects in self._latest_objects]
-        return values
+        return values | self._object_lists() if self._objects[ROOT] else values
 
     def _indices(self, rows: Rows) -> Iterable[int]:
         return range(self.num_envs) if rows is None else rows.tolist()
@@ -250,10 +261,14 @@ def nest(values: Values) -> dict[str, Any]:
     """Turn `{("a", "b"): tensor}` into `{"a": {"b": tensor}}`."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
+        entry = value if type(value) is torch.Tensor else stack_objects(value)
+        if len(key) == 1:
+            nested[key[0]] = entry
+            continue
         branch = nested
         for name in key[:-1]:
             branch = branch.setdefault(name, {})
-        branch[key[-1]] = value if isinstance(value, torch.Tensor) else stack_objects(value)
+        branch[key[-1]] = entry
     return nested
 
 

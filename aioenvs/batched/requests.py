@@ -36,9 +36,7 @@ def check_writable(td: TensorDictBase, entries: Mapping[str, Any]) -> None:
         TypeError: If there is something else than a TensorDict under `next`.
     """
     if td.is_locked:
-        raise RuntimeError(
-            "the TensorDict is locked, so `next` cannot be set in it; unlock_() or clone() it first"
-        )
+        raise RuntimeError("the TensorDict is locked, so `next` cannot be set in it; unlock_() or clone() it first")
     following = entries.get("next")
     if following is not None and not isinstance(following, TensorDictBase):
         raise TypeError(f"expected a TensorDict, or nothing, under 'next', found {type(following).__name__}")

@@ -57,6 +57,7 @@ class BatchedEnv(Described):
         self._env = env
         env._yields = False  # there is nobody to yield to
         self._config = env._config
+        self._batch_size = env._batch_size
 
     def _run(self, coroutine: Any) -> Any:
         if self._portal is None:
