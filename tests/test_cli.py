@@ -20,6 +20,14 @@ from hypothesis.extra import numpy as hnp
 
 import aioenvs
 from aioenvs import cli
+from aioenvs.report import (
+    EpisodeStats,
+    RunOptions,
+    RunReport,
+    parse_private_bytes,
+    private_memory,
+    summary_rows,
+)
 
 SMAPS_ROLLUP = """\
 55d0c0a00000-7ffd1a5f6000 ---p 00000000 00:00 0                          [rollup]
@@ -54,7 +62,7 @@ def reward_and_done(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 @given(reward_and_done())
 def test_episode_stats_equal_those_of_one_env_at_a_time(batches: tuple[np.ndarray, np.ndarray]) -> None:
     rewards, dones = batches
-    stats = cli.EpisodeStats(rewards.shape[1])
+    stats = EpisodeStats(rewards.shape[1])
     returns = []
     for reward, done in zip(rewards, dones, strict=True):
         stats.update(reward, done)
@@ -75,32 +83,32 @@ def test_episode_stats_equal_those_of_one_env_at_a_time(batches: tuple[np.ndarra
 
 
 def test_episode_stats_sum_float32_rewards_in_double_precision() -> None:
-    stats = cli.EpisodeStats(1)
+    stats = EpisodeStats(1)
     stats.update(np.array([2**24], dtype=np.float32), np.array([False]))
     stats.update(np.array([1], dtype=np.float32), np.array([True]))
     assert stats.mean == 2**24 + 1
 
 
 def test_env_steps_per_second_counts_every_env() -> None:
-    report = cli.RunReport(cli.RunOptions("X-v0", num_workers=4), cli.EpisodeStats(4))
+    report = RunReport(RunOptions("X-v0", num_workers=4), EpisodeStats(4))
     assert report.env_steps_per_second is None
     report.steps, report.stepping_seconds = 50, 0.5
     assert report.env_steps_per_second == 400
 
 
 def test_private_bytes_are_the_clean_and_the_dirty_ones() -> None:
-    assert cli.parse_private_bytes(SMAPS_ROLLUP) == (1000 + 15252) * 1024
+    assert parse_private_bytes(SMAPS_ROLLUP) == (1000 + 15252) * 1024
 
 
 def test_private_memory_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "smaps_rollup").write_text(SMAPS_ROLLUP)
-    assert cli.private_memory([7, 8], proc=tmp_path) == [16252 * 1024]
+    assert private_memory([7, 8], proc=tmp_path) == [16252 * 1024]
 
 
 def test_summary_says_what_was_never_measured() -> None:
-    report = cli.RunReport(cli.RunOptions("X-v0"), cli.EpisodeStats(8))
-    unknown = {name for name, value in cli.summary_rows(report) if value == "n/a"}
+    report = RunReport(RunOptions("X-v0"), EpisodeStats(8))
+    unknown = {name for name, value in summary_rows(report) if value == "n/a"}
     assert unknown == {
         "env steps/s",
         "return (mean ± std)",
@@ -111,11 +119,11 @@ def test_summary_says_what_was_never_measured() -> None:
 
 
 def test_summary_gives_the_range_of_memory() -> None:
-    report = cli.RunReport(cli.RunOptions("X-v0"), cli.EpisodeStats(8))
+    report = RunReport(RunOptions("X-v0"), EpisodeStats(8))
     report.memory_bytes = [12_000_000, 9_500_000, 12_000_001]
-    assert dict(cli.summary_rows(report))["private memory of each"] == "9.5 to 12.0 MB"
+    assert dict(summary_rows(report))["private memory of each"] == "9.5 to 12.0 MB"
     report.memory_bytes = [12_000_000, 12_000_001]
-    assert dict(cli.summary_rows(report))["private memory of each"] == "12.0 MB"
+    assert dict(summary_rows(report))["private memory of each"] == "12.0 MB"
 
 
 def test_failure_names_error_cause_and_notes() -> None:
@@ -215,7 +223,7 @@ def test_defaults_in_the_help_are_those_used(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         cli.main(["run", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    options = cli.RunOptions("CartPole-v1")
+    options = RunOptions("CartPole-v1")
     assert f"number of environments (default: {options.num_workers})" in text
     assert f"steps of each environment (default: {options.steps})" in text
     assert f"where environments live (default: {options.backend})" in text

@@ -42,6 +42,7 @@ LAYERS = (
     ("aioenvs.batched",),
     ("aioenvs.collectors", "aioenvs.integrations", "aioenvs.testing"),
     ("aioenvs",),  # the lazy root: whoever imports it can reach every face
+    ("aioenvs.report",),
     ("aioenvs.cli",),
     ("aioenvs.__main__",),
 )

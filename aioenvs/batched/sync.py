@@ -12,7 +12,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import torch
 from tensordict import TensorDictBase
 
-from aioenvs.batched.aio import AsyncBatchedEnv, AsyncParallelEnv, AsyncSerialEnv
+from aioenvs.batched.aio import AsyncParallelEnv, AsyncSerialEnv
+from aioenvs.batched.base import AsyncBatchedEnv
 from aioenvs.batched.described import Described
 from aioenvs.batched.signature import Signature
 from aioenvs.engine.portal import Immediate, LoopPortal, Portal
