@@ -115,6 +115,7 @@ class AsyncBatchedEnv(Described):
         except asyncio.CancelledError:
             if self._waiting == 1:
                 await _cancelled(starting)
+                await self.close(raise_if_closed=False)  # it may have been quicker
             raise
         finally:
             self._waiting -= 1
