@@ -22,7 +22,8 @@ class Channel(asyncio.Protocol):
     """
 
     def __init__(self, generation: int, answered: Answered) -> None:
-        self.lost: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[Exception | None] = self._loop.create_future()
         self._generation = generation
         self._answered = answered
         self._sequence = 0
@@ -53,7 +54,7 @@ class Channel(asyncio.Protocol):
         sequence = next_sequence(self._sequence)
         data = encode(Frame(opcode, sequence, self._generation, positions, body))
         self._sequence = sequence
-        future: asyncio.Future[Frame] = self.lost.get_loop().create_future()
+        future: asyncio.Future[Frame] = self._loop.create_future()
         self._pending[sequence] = future, envs
         assert self._transport is not None, "a request before the pipe was connected"
         if not self._transport.is_closing():
@@ -71,7 +72,7 @@ class Channel(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the pipe."""
-        if self._transport is not None and not self.lost.get_loop().is_closed():
+        if self._transport is not None and not self._loop.is_closed():
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
