@@ -377,6 +377,17 @@ class FailingTwin(CountingEnv):
         return 1 // 0
 
 
+class Scribbler(CountingEnv):
+    """Writes into its action, and observes how long that became."""
+
+    action_space = gym.spaces.Sequence(gym.spaces.Discrete(9))
+
+    def step(self, action: Any) -> Any:
+        action.append(0)
+        self.env_id = len(action)
+        return super().step(1)
+
+
 class Unbuildable:
     """Can be pickled, but not rebuilt anywhere."""
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 from faces import Face, acting, masked, observed
-from failing_envs import CountingEnv, FailingTwin, Sleeper, Unbuildable
-from tensordict import TensorDict
+from failing_envs import CountingEnv, FailingTwin, Scribbler, Sleeper, Unbuildable
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
 from aioenvs.errors import AioEnvsError, ClosedError, SpecMismatchError, WorkerDiedError
@@ -86,6 +86,17 @@ async def test_the_exception_names_all_envs_that_failed(face: Face) -> None:
         with pytest.raises(ZeroDivisionError) as caught:
             await face.call(env.step, acting([0] * 4))
         assert caught.value.env_index == (1, 3)
+
+
+@pytest.mark.parametrize("processes", [0, 1, 2])
+def test_envs_share_no_action_though_the_caller_gave_all_the_same(processes: int) -> None:
+    env = ParallelEnv(2, Scribbler, num_processes=processes) if processes else SerialEnv(2, Scribbler)
+    with env:
+        env.reset()
+        action = [1, 2]
+        td = TensorDict({"action": NonTensorStack(NonTensorData(action), NonTensorData(action))}, [2])
+        assert [row[0] for row in observed(env.step(td))] == [3, 3]
+        assert action == [1, 2]
 
 
 LATE = {

@@ -53,7 +53,8 @@ class Outcome:
 class EnvHost:
     """Owns a run of envs and executes commands on them, one env after the other.
 
-    Positions count within the host; an empty selection means all envs. An env's exception is collected and the
+    Positions count within the host; an empty selection means all envs. What an env is given is its own copy, which it
+    shares with no other env and no caller. An env's exception is collected and the
     others go on, so that one host with many envs behaves as many hosts with one.
 
     Args:
@@ -100,7 +101,7 @@ class EnvHost:
         """Step the selected envs, and reset those whose episode ended if `maybe_reset`."""
         if actions:
             for env, adapter in self._select(positions):
-                adapter.objects(ACTION).update(actions[env])
+                adapter.objects(ACTION).update(copy.deepcopy(actions[env]))
         finished = 0
 
         def advance(env: int, adapter: EnvAdapter) -> None:

@@ -69,7 +69,7 @@ class InlinePool(Pool):
         return self._located(self._host.reset(_positions(selection), kwargs), "reset")
 
     async def step(self, selection: Selection, actions: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
-        outcome = self._host.step(_positions(selection), copy.deepcopy(actions), maybe_reset=maybe_reset)
+        outcome = self._host.step(_positions(selection), actions, maybe_reset=maybe_reset)
         return self._located(outcome, "step_and_maybe_reset" if maybe_reset else "step")
 
     def _located(self, outcome: Outcome, command: str) -> Outcome:
