@@ -22,8 +22,7 @@ from aioenvs.batched.results import Results, keep_others
 from aioenvs.batched.signature import Signature
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.inline import InlinePool
-from aioenvs.engine.metadata import ROOT
-from aioenvs.engine.pool import Pool
+from aioenvs.engine.pool import Pool, outlast
 from aioenvs.engine.seeding import seed_chain
 from aioenvs.errors import AioEnvsError, ClosedError
 from aioenvs.rollout import RolloutOptions, Steps, rollout
@@ -51,14 +50,7 @@ def _unstarted(cls: type[AsyncBatchedEnv], config: BatchConfig, device: torch.de
 async def _cancelled(task: asyncio.Task[Any]) -> None:
     """Cancel a task and wait for its end, also while being cancelled."""
     task.cancel()
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
+    await outlast(task)
 
 
 class AsyncBatchedEnv(Described):
@@ -135,9 +127,7 @@ class AsyncBatchedEnv(Described):
         try:
             await pool.start()
             signature = self._known_signature = Signature.of(pool.metadata, pool.num_envs, self.device)
-            nested = any(len(key) > 1 for key in pool.metadata.spaces[ROOT])
-            results = Results(self._batch_size, self.device, nested=nested)
-            return _Running(pool, signature, Exchange(pool, self.device), results)
+            return _Running(pool, signature, Exchange(pool, self.device), Results(self._batch_size, self.device))
         except BaseException:
             await pool.close()
             self._pool = None

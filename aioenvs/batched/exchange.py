@@ -129,26 +129,13 @@ class Exchange:
 
     def root_result(self, following: Values, outcome: Outcome) -> Values:
         """The root of the next step: what came of the last one, except where the env was reset since."""
-        root = {key: value for key, value in following.items() if key != REWARD_KEY}
         rows = self._in_root().nonzero()[0]
         if not len(rows):
-            return root
-        for key, source in self._arrays[ROOT].items():
-            copy = root[key].numpy().copy()
-            copy[rows] = source[rows]
-            root[key] = torch.from_numpy(copy)
-        if self._objects[ROOT]:
-            self._take_roots(rows, outcome)
-            root |= self._object_lists()
-        return root
-
-    def _take_roots(self, rows: NDArray[np.intp], outcome: Outcome) -> None:
+            return {key: value for key, value in following.items() if key != REWARD_KEY}
         for env in rows.tolist():
             if env in outcome.objects:
                 self._latest_objects[env] = outcome.objects[env][ROOT]
-
-    def _object_lists(self) -> Values:
-        return {key: [objects.get(key) for objects in self._latest_objects] for key in self._objects[ROOT]}
+        return self._merged(rows)
 
     def _in_root(self) -> NDArray[np.bool_]:
         """Which envs had a reset after their last step."""
@@ -175,7 +162,9 @@ class Exchange:
 
     def _values(self, arrays: Arrays) -> Values:
         values: Values = {key: torch.from_numpy(array) for key, array in arrays.items()}
-        return values | self._object_lists() if self._objects[ROOT] else values
+        for key in self._objects[ROOT]:
+            values[key] = [objects.get(key) for objects in self._latest_objects]
+        return values
 
     def _indices(self, rows: Rows) -> Iterable[int]:
         return range(self.num_envs) if rows is None else rows.tolist()

@@ -15,7 +15,6 @@ from aioenvs.mdp import CONTROL, LEFT_BEHIND, Entries, filled
 
 __all__ = ["Results", "keep_others"]
 
-
 PLAIN = frozenset((torch.Tensor,))
 
 
@@ -25,13 +24,11 @@ class Results:
     Args:
         batch_size: Of every TensorDict.
         device: Where they go; None leaves the tensors on the CPU, and the TensorDict without a device.
-        nested: Whether observations are nested, so that other entries may stand among their members.
     """
 
-    def __init__(self, batch_size: torch.Size, device: torch.device | None, *, nested: bool) -> None:
+    def __init__(self, batch_size: torch.Size, device: torch.device | None) -> None:
         self._batch_size = batch_size
         self._device = device
-        self._nested = nested
 
     def _of(self, entries: Entries) -> TensorDict:
         # What the envs answered has the right shapes, so tensordict need not check it again.
@@ -61,18 +58,12 @@ class Results:
         Returns:
             The root for the next step, with the other entries of this one; None if nobody wants it.
         """
-        outcome = nest(following)
         preset = entries.get("next")
         others = {} if preset is None else dict(preset.items())
-        td.set("next", self._of(filled(outcome, others) if others else outcome))
+        td.set("next", self._of(filled(nest(following), others)))
         if root is None:
             return None
-        result = nest(root)
-        if others:
-            filled(result, others, LEFT_BEHIND)
-        if self._nested or not entries.keys() <= LEFT_BEHIND | result.keys():
-            filled(result, entries, LEFT_BEHIND)
-        return self._of(result)
+        return self._of(filled(filled(nest(root), others, LEFT_BEHIND), entries, LEFT_BEHIND))
 
 
 def keep_others(td: TensorDictBase, rows: NDArray[np.intp], values: Values) -> Values:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import traceback
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import cloudpickle
 
@@ -63,7 +64,7 @@ def _stand_in(error: BaseException) -> RemoteEnvError:
     return substitute
 
 
-def _is_passable(error: BaseException) -> bool:
+def _is_passable(error: BaseException) -> TypeGuard[Exception]:
     """Whether an env's exception may reach the caller as it is.
 
     StopIteration cannot leave a coroutine; KeyboardInterrupt, CancelledError and the like would act on the caller.
@@ -73,7 +74,7 @@ def _is_passable(error: BaseException) -> bool:
 
 def passable(error: BaseException) -> Exception:
     """The error, or a stand-in for one that must not reach the caller as it is."""
-    return error if isinstance(error, Exception) and _is_passable(error) else _stand_in(error)
+    return error if _is_passable(error) else _stand_in(error)
 
 
 def capture(error: BaseException, env_index: int, command: str) -> Failure:

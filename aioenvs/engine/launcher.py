@@ -32,7 +32,7 @@ from aioenvs.engine import worker
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.worker import Inherited
 
-__all__ = ["EXIT", "HEADER", "LAUNCH", "PID", "SIGNAL", "TAIL", "Order", "main", "run_worker"]
+__all__ = ["EXIT", "HEADER", "LAUNCH", "PID", "SIGNAL", "TAIL", "Order", "main", "run_worker", "signal_group"]
 
 HEADER = struct.Struct("<BII")  # kind, worker id, length of the pickled order, or signal number
 LAUNCH, SIGNAL = 1, 2
@@ -44,7 +44,7 @@ GRACE = 1.0  # seconds that workers get to close their envs once the parent is g
 
 @dataclass(frozen=True)
 class Order:
-    """What the parent asks for: descriptors travel beside it, in the order of `_Descriptors`.
+    """What the parent asks for. Five descriptors travel beside it: pipe, block, status pipe, stdout, stderr.
 
     Attributes:
         execute: Command line of a fresh interpreter, or None to run the worker in the fork itself.
@@ -125,7 +125,7 @@ class _Launcher:
         if kind == LAUNCH:
             self._launch(worker_id, pickle.loads(order), descriptors)
         elif worker_id in self.children:
-            _signal_group(self.children[worker_id].pid, number)
+            signal_group(self.children[worker_id].pid, number)
         return True
 
     def _launch(self, worker_id: int, order: Order, descriptors: list[int]) -> None:
@@ -187,7 +187,7 @@ class _Launcher:
             if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
             # Not reaped yet, so its number cannot have been given to another group.
-            _signal_group(child.pid, signal.SIGKILL)
+            signal_group(child.pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
             while child.open and not child.pending:
                 if not _pass_on(child):
@@ -202,7 +202,7 @@ class _Launcher:
         while self.children and (left := deadline - time.monotonic()) > 0:
             self._turn(left)
         for child in self.children.values():
-            _signal_group(child.pid, signal.SIGKILL)
+            signal_group(child.pid, signal.SIGKILL)
         while self.children:
             self._turn(GRACE)
 
@@ -321,7 +321,8 @@ def _report(status: int, message: bytes) -> None:
         os.write(status, message)
 
 
-def _signal_group(pid: int, number: int) -> None:
+def signal_group(pid: int, number: int) -> None:
+    """Signal a process group, if there is any of it left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from aioenvs.engine.metadata import EnvMetadata
 from aioenvs.engine.slots import Slots
 from aioenvs.engine.spaces import Objects
 
-__all__ = ["Pool", "Selection", "Timeouts"]
+__all__ = ["Pool", "Selection", "Timeouts", "outlast"]
 
 MAX_SELECTIONS = 1024  # how many are remembered
 
@@ -142,3 +143,22 @@ class Pool(ABC):
     @abstractmethod
     def discard(self) -> None:
         """Give everything back at once, without waiting and from any thread; for pools that were forgotten."""
+
+
+async def outlast(task: asyncio.Task[Any], hurry: Callable[[], None] | None = None) -> None:
+    """Wait for the end of a task, and only then be cancelled.
+
+    Args:
+        task: Whose result or exception stays with it.
+        hurry: Called at each cancelling.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            if hurry is not None:
+                hurry()
+    if cancelled is not None:
+        raise cancelled

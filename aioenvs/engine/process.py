@@ -211,7 +211,6 @@ class Launcher:
         if self._control.fileno() < 0:
             return
         self.dismiss()
-        self._control.settimeout(LAUNCHER_PATIENCE)
         try:
             self._control.recv(1)  # it says nothing: this is the end of the stream
         except TimeoutError:
@@ -277,8 +276,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kill the worker where its launcher cannot do it any more."""
         if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            child.signal_group(self.pid, signal.SIGKILL)
 
     def abandon(self) -> None:
         """Give up the descriptors without waiting; the worker ends by itself, or by its launcher."""

@@ -26,16 +26,21 @@ def pack(
     Args:
         factories: One per env.
         kwargs: Keyword arguments for each.
-        groups: The envs of each worker.
+        groups: The envs of each worker; others are left alone.
         inherited: Whether workers have the factories already, as forks of this process.
 
     Raises:
         WorkerStartError: If a factory cannot be pickled.
     """
     registry = None if inherited else _own_registrations()
-    pairs = enumerate(zip(factories, kwargs, strict=True))
-    pickled = [b"" if inherited else _pickle(env, factory, arguments) for env, (factory, arguments) in pairs]
-    return [WorkerConfig(group, tuple(pickled[env] for env in group), registry=registry) for group in groups]
+    return [
+        WorkerConfig(
+            group,
+            tuple(b"" if inherited else _pickle(env, factories[env], kwargs[env]) for env in group),
+            registry=registry,
+        )
+        for group in groups
+    ]
 
 
 def _pickle(env: int, factory: Any, kwargs: Mapping[str, Any]) -> bytes:

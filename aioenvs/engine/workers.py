@@ -21,7 +21,7 @@ from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Layout
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.metadata import EnvMetadata, agree
-from aioenvs.engine.pool import Pool, Selection, Timeouts
+from aioenvs.engine.pool import Pool, Selection, Timeouts, outlast
 from aioenvs.engine.process import Exit, Launcher, WorkerProcess, shared_launcher
 from aioenvs.engine.protocol import Frame, Opcode
 from aioenvs.engine.shipping import pack
@@ -50,7 +50,7 @@ class WorkerPool(Pool):
         groups: The envs of each process.
         factories: One per env: a callable, or something `gymnasium.make` takes.
         kwargs: Keyword arguments for each factory.
-        start_method: One of `process.START_METHODS`.
+        start_method: "forkserver", "spawn" or "fork".
         timeouts: How long things may take.
     """
 
@@ -88,7 +88,7 @@ class WorkerPool(Pool):
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         try:
-            configs = pack(self._factories, self._kwargs, self.groups, inherited=self._method == "fork")
+            configs = self._pack(self.groups)
             self._block = SharedBlock.create()
             self._launcher = self._make_launcher()
             descriptions = await self._start_workers(configs)
@@ -100,6 +100,9 @@ class WorkerPool(Pool):
         except BaseException:
             await self._end(polite=False)
             raise
+
+    def _pack(self, groups: Sequence[tuple[int, ...]]) -> list[WorkerConfig]:
+        return pack(self._factories, self._kwargs, groups, inherited=self._method == "fork")
 
     def _make_launcher(self) -> Launcher:
         if self._method == "fork":
@@ -308,9 +311,9 @@ class WorkerPool(Pool):
     async def _replace(self, index: int) -> None:
         if self._launcher is None or not self._launcher.alive:
             self._launcher = self._make_launcher()
-        configs = pack(self._factories, self._kwargs, self.groups, inherited=self._method == "fork")
+        (config,) = self._pack([self.groups[index]])
         try:
-            agree(await self._start_worker(index, configs[index]), self.groups[index], self.metadata)
+            agree(await self._start_worker(index, config), self.groups[index], self.metadata)
             await self._attach([index])
         except BaseException:
             await asyncio.shield(self._dismiss([self._workers[index]], polite=False))
@@ -334,16 +337,12 @@ class WorkerPool(Pool):
     async def _end(self, *, polite: bool) -> None:
         """End all there is; cancelling it makes it quicker, but it ends all the same."""
         ending = asyncio.ensure_future(self._end_everything(polite=polite))
-        cancelled: asyncio.CancelledError | None = None
-        while not ending.done():
-            try:
-                await asyncio.shield(ending)
-            except asyncio.CancelledError as error:
-                cancelled = error
-                for worker in self._workers.values():
-                    worker.process.signal(signal.SIGKILL)
-        if cancelled is not None:
-            raise cancelled
+        await outlast(ending, self._kill)
+        ending.result()
+
+    def _kill(self) -> None:
+        for worker in self._workers.values():
+            worker.process.signal(signal.SIGKILL)
 
     async def _end_everything(self, *, polite: bool) -> None:
         if self._replacing:
