@@ -1,4 +1,4 @@
-"""The spec of a Gymnasium space."""
+"""The spec of a Gymnasium space, and the tensor of a value that was not made for it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .specs import Binary, Bounded, Categorical, MultiCategorical, NonTensor, TensorSpec, Unbounded
+from .engine.layout import Key
+from .engine.spaces import conform
+from .errors import SpecMismatchError
+from .specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    MultiCategorical,
+    MultiOneHot,
+    NonTensor,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
 from .specs.base import DeviceLike
+from .specs.leaf import numpy_dtype
 
 if TYPE_CHECKING:
     import gymnasium
 
 
-def leaf_spec(space: gymnasium.Space[Any], device: DeviceLike | None = None) -> TensorSpec:
+def leaf_spec(space: gymnasium.Space[Any], device: DeviceLike | None = None, *, one_hot: bool = False) -> TensorSpec:
     """Return the spec of the values of a space that contains no other spaces.
 
-    Integers stay integers: `Discrete` becomes `Categorical`, not `OneHot`. What has no fixed shape
+    Integers stay integers, unless `one_hot`: `Discrete` becomes `Categorical`. What has no fixed shape
     (Text, Sequence, Graph, OneOf and spaces unknown here) becomes `NonTensor` of shape ().
 
     Args:
         space: any space but Dict and Tuple.
         device: the device of the spec.
+        one_hot: encode the choices of Discrete and MultiDiscrete, as int64. As in TorchRL, MultiDiscrete becomes
+            `OneHot` of shape `(*shape, n)` where all n are the same, else `MultiOneHot`; where no spec can say it
+            (more than one dim, with different rows), the integers stay.
 
     Returns:
         The spec; its `encode` and `to_numpy` convert the space's values.
@@ -35,6 +52,8 @@ def leaf_spec(space: gymnasium.Space[Any], device: DeviceLike | None = None) -> 
     Categorical(n=3, start=1, shape=(), dtype=int64, device=cpu)
     >>> leaf_spec(Box(0, 255, (2, 2), dtype="uint8"))
     Bounded(low=0, high=255, shape=(2, 2), dtype=uint8, device=cpu)
+    >>> leaf_spec(Discrete(3), one_hot=True)
+    OneHot(n=3, shape=(3,), dtype=int64, device=cpu)
     """
     from gymnasium import Space, spaces
 
@@ -42,17 +61,35 @@ def leaf_spec(space: gymnasium.Space[Any], device: DeviceLike | None = None) -> 
         case spaces.Box():
             return _box_spec(space, device)
         case spaces.Discrete():
-            return Categorical(int(space.n), (), _dtype(space), device, start=int(space.start))
+            if one_hot:
+                return OneHot(int(space.n), dtype=torch.int64, device=device, start=int(space.start))
+            return Categorical(int(space.n), (), dtype=_dtype(space), device=device, start=int(space.start))
         case spaces.MultiDiscrete():
-            return MultiCategorical(space.nvec, space.shape, _dtype(space), device, start=space.start)
+            if one_hot and (encoded := _multi_one_hot(space, device)) is not None:
+                return encoded
+            return MultiCategorical(space.nvec, space.shape, dtype=_dtype(space), device=device, start=space.start)
         case spaces.MultiBinary():
             return Binary(shape=space.shape, dtype=_dtype(space), device=device)
         case spaces.Dict() | spaces.Tuple():
             raise TypeError(f"expected a space that contains no other spaces, found {space!r}")
         case Space():
-            return NonTensor((), device)
+            return NonTensor((), device=device)
         case _:
             raise TypeError(f"expected a gymnasium space, found {space!r}")
+
+
+def _multi_one_hot(space: gymnasium.spaces.MultiDiscrete, device: DeviceLike | None) -> TensorSpec | None:
+    """The one-hot spec of several choices; None where there is none."""
+    nvec, start = np.asarray(space.nvec), np.broadcast_to(space.start, space.shape)
+    if not nvec.size:
+        return None
+    if len(np.unique(nvec)) == len(np.unique(start)) == 1:
+        n = int(nvec.flat[0])
+        return OneHot(n, (*space.shape, n), dtype=torch.int64, device=device, start=int(start.flat[0]))
+    row, first = nvec.reshape(-1, nvec.shape[-1])[0], start.reshape(-1, nvec.shape[-1])[0]
+    if (nvec != row).any() or (start != first).any():
+        return None
+    return MultiOneHot(row, (*space.shape[:-1], int(row.sum())), dtype=torch.int64, device=device, start=first)
 
 
 def _box_spec(space: gymnasium.spaces.Box, device: DeviceLike | None) -> TensorSpec:
@@ -60,9 +97,47 @@ def _box_spec(space: gymnasium.spaces.Box, device: DeviceLike | None) -> TensorS
     if dtype == torch.bool:
         return Binary(shape=space.shape, dtype=dtype, device=device)
     if dtype.is_floating_point and np.isneginf(space.low).all() and np.isposinf(space.high).all():
-        return Unbounded(space.shape, dtype, device)
-    return Bounded(space.low, space.high, space.shape, dtype, device)
+        return Unbounded(space.shape, dtype=dtype, device=device)
+    return Bounded(space.low, space.high, space.shape, dtype=dtype, device=device)
 
 
 def _dtype(space: gymnasium.Space[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, space.dtype)).dtype
+
+
+def encoded(spec: TensorSpec, value: Any, key: Key) -> Any:
+    """Return a numpy or Python value, which may fit or not, as a new tensor (or non-tensor data) of a leaf's spec.
+
+    Args:
+        spec: the leaf.
+        value: numbers of the spec's shape, where a last dim of size 1 may be missing; the integers behind a one-hot
+            spec; any object for `NonTensor`.
+        key: where the value stands, for the message.
+
+    Raises:
+        SpecMismatchError: its shape or kind differs, or its numbers do not fit the dtype or the choices.
+
+    >>> from aioenvs.specs import Unbounded
+    >>> encoded(Unbounded(1), 0.5, ("speed",))
+    tensor([0.5000])
+    >>> encoded(Unbounded((), dtype=torch.int64), 0.5, ("laps",))
+    Traceback (most recent call last):
+    ...
+    aioenvs.errors.SpecMismatchError: expected int64 of shape () at ('laps',), found float64 of shape ()
+    """
+    if isinstance(spec, NonTensor):
+        return spec.encode(value)
+    dtype = torch.int64 if isinstance(spec, OneHot | MultiOneHot) or spec.dtype is None else spec.dtype
+    try:
+        array = conform(value, numpy_dtype(dtype) or np.dtype(np.float32), np.shape(value), key, 0)
+    except SpecMismatchError as error:
+        raise SpecMismatchError(str(error).removeprefix("env 0: ")) from None
+    except ValueError as error:
+        raise SpecMismatchError(f"expected {spec!r} at {key!r}, found a ragged {type(value).__name__}") from error
+    try:
+        tensor = spec.encode(array)
+    except ValueError as error:
+        raise SpecMismatchError(f"at {key!r}: {error}") from None
+    if len(tensor.shape) != len(spec.shape):
+        raise SpecMismatchError(f"expected {spec!r} at {key!r}, found a value of shape {np.shape(value)}")
+    return tensor

@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from aioenvs.spaces import leaf_spec
-from aioenvs.specs import Binary, Bounded, Categorical, MultiCategorical, NonTensor, Unbounded
+from aioenvs.errors import SpecMismatchError
+from aioenvs.spaces import encoded, leaf_spec
+from aioenvs.specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    MultiCategorical,
+    MultiOneHot,
+    NonTensor,
+    OneHot,
+    Unbounded,
+)
 
 gymnasium: Any = pytest.importorskip("gymnasium")
 spaces: Any = gymnasium.spaces
@@ -23,7 +33,7 @@ TENSOR_SPACES: list[tuple[Any, Any]] = [
         spaces.Box(np.array([-2, 0]), np.array([-1, 5]), dtype=np.int16),
         Bounded([-2, 0], [-1, 5], dtype=torch.int16),
     ),
-    (spaces.Box(0.1, 0.7, (2,), np.float16), Bounded(np.float16(0.1), np.float16(0.7), (2,), torch.float16)),
+    (spaces.Box(0.1, 0.7, (2,), np.float16), Bounded(np.float16(0.1), np.float16(0.7), (2,), dtype=torch.float16)),
     (spaces.Box(-1, 1, (2,), np.float64), Bounded(-1, 1, shape=(2,), dtype=torch.float64)),
     (spaces.Box(0, 60000, (2,), np.uint16), Bounded(0, 60000, shape=(2,), dtype=torch.uint16)),
     (spaces.Box(0, 2**40, (2,), np.uint64), Bounded(0, 2**40, shape=(2,), dtype=torch.uint64)),
@@ -109,3 +119,102 @@ def test_containers_are_refused(space: Any) -> None:
 def test_other_objects_are_refused() -> None:
     with pytest.raises(TypeError, match="expected a gymnasium space, found 3"):
         leaf_spec(3)  # type: ignore[arg-type]
+
+
+INT64 = torch.int64
+ONE_HOT_SPACES: list[tuple[Any, Any]] = [
+    (spaces.Discrete(4), OneHot(4, dtype=INT64)),
+    (spaces.Discrete(4, start=-2), OneHot(4, dtype=INT64, start=-2)),
+    (spaces.Discrete(4, dtype=np.int32), OneHot(4, dtype=INT64)),
+    (spaces.MultiDiscrete([2, 3]), MultiOneHot([2, 3], dtype=INT64)),
+    (spaces.MultiDiscrete([2, 3], start=[5, -1]), MultiOneHot([2, 3], dtype=INT64, start=[5, -1])),
+    (spaces.MultiDiscrete([3, 3]), OneHot(3, (2, 3), dtype=INT64)),
+    (spaces.MultiDiscrete([3, 3], start=[4, 4]), OneHot(3, (2, 3), dtype=INT64, start=4)),
+    (spaces.MultiDiscrete([3, 3], start=[4, 5]), MultiOneHot([3, 3], dtype=INT64, start=[4, 5])),
+    (spaces.MultiDiscrete([3]), OneHot(3, (1, 3), dtype=INT64)),
+    (spaces.MultiDiscrete([[2, 2], [2, 2]]), OneHot(2, (2, 2, 2), dtype=INT64)),
+    (spaces.MultiDiscrete([[2, 3], [2, 3]]), MultiOneHot([2, 3], (2, 5), dtype=INT64)),
+    (spaces.MultiDiscrete([[2, 3], [4, 5]]), MultiCategorical([[2, 3], [4, 5]])),
+]
+
+
+@pytest.mark.parametrize(("space", "expected"), ONE_HOT_SPACES, ids=[str(space) for space, _ in ONE_HOT_SPACES])
+def test_one_hot(space: Any, expected: Any) -> None:
+    spec = leaf_spec(space, one_hot=True)
+    assert spec == expected
+    space.seed(0)
+    sample = space.sample()
+    value = spec.encode(sample)
+    spec.assert_is_in(value)
+    np.testing.assert_array_equal(spec.to_numpy(value), sample)
+    assert leaf_spec(space, "meta", one_hot=True).device == torch.device("meta")
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"), [(space, spec) for space, spec in TENSOR_SPACES if "Discrete" not in str(space)]
+)
+def test_one_hot_changes_choices_only(space: Any, expected: Any) -> None:
+    assert leaf_spec(space, one_hot=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "expected"),
+    [
+        (Unbounded(()), 1, torch.tensor(1.0)),
+        (Unbounded(1), 1.5, torch.tensor([1.5])),
+        (Unbounded((2,), dtype=torch.float64), [1, 2.5], torch.tensor([1, 2.5], dtype=torch.float64)),
+        (Unbounded((-1,)), np.arange(3), torch.arange(3.0)),
+        (Unbounded((), dtype=torch.bool), True, torch.tensor(True)),
+        (Bounded(0, 255, (2,), dtype=torch.uint8), [0, 255], torch.tensor([0, 255], dtype=torch.uint8)),
+        (Categorical(3, start=1), np.int32(3), torch.tensor(3)),
+        (OneHot(3), 1, torch.tensor([False, True, False])),
+        (MultiOneHot([2, 3]), [1, 0], torch.tensor([0, 1, 1, 0, 0]).bool()),
+        (Unbounded((2,)), torch.tensor([1, 2]), torch.tensor([1.0, 2.0])),
+        (Unbounded((), dtype=torch.bfloat16), 0.5, torch.tensor(0.5, dtype=torch.bfloat16)),
+    ],
+    ids=repr,
+)
+def test_encoded(spec: Any, value: Any, expected: Any) -> None:
+    tensor = encoded(spec, value, ("key",))
+    assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
+    assert torch.equal(tensor, expected)
+
+
+def test_encoded_shares_no_memory() -> None:
+    array = np.zeros(2, np.float32)
+    tensor = encoded(Unbounded((2,)), array, ("key",))
+    array[:] = 1
+    assert not tensor.any()
+
+
+def test_encoded_objects() -> None:
+    thing = {"any": "thing"}
+    assert encoded(NonTensor(()), thing, ("key",)).data is thing
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "found"),
+    [
+        (Unbounded((2,)), [1.0, 2.0, 3.0], r"found \(3,\)"),
+        (Unbounded((2,)), [[1.0, 2.0]], r"of shape \(1, 2\)"),
+        (Unbounded((2,)), 1.0, r"found \(\)"),
+        (Unbounded(()), [1.0], r"of shape \(1,\)"),
+        (Unbounded((2,)), [[1.0], [2.0, 3.0]], "found a ragged list"),
+        (Unbounded(()), "fast", "found <U4"),
+        (Unbounded(()), None, "found None"),
+        (Unbounded(()), {"a": 1}, "found {'a': 1}"),
+        (Unbounded((), dtype=torch.int64), 2.7, "expected int64 .* found float64"),
+        (Unbounded((), dtype=torch.bool), 2, "expected bool .* found int64"),
+        (Unbounded((), dtype=torch.int8), 300, "do not fit: 300"),
+        (Unbounded(()), 1e300, "do not fit"),
+        (OneHot(3), 3, r"expected integers in \[0, 3\)"),
+        (OneHot(3), 1.0, "expected int64"),
+        (MultiOneHot([2, 3]), [1, -1], "expected integers in"),
+    ],
+    ids=repr,
+)
+def test_what_does_not_fit_is_not_encoded(spec: Any, value: Any, found: str) -> None:
+    with pytest.raises(SpecMismatchError, match=found) as caught:
+        encoded(spec, value, ("outer", "key"))
+    assert "('outer', 'key')" in str(caught.value)
+    assert "env 0" not in str(caught.value)

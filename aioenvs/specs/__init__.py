@@ -9,14 +9,17 @@ from __future__ import annotations
 from .base import TensorSpec
 from .composite import Composite
 from .discrete import Binary, Categorical, MultiCategorical
-from .interval import Bounded, Unbounded
+from .inference import make_composite_from_td
+from .interval import Bounded
 from .nontensor import NonTensor
 from .onehot import MultiOneHot, OneHot
 from .stacked import Stacked, StackedComposite
+from .unbounded import BoundedContinuous, Unbounded, UnboundedContinuous, UnboundedDiscrete
 
 __all__ = [
     "Binary",
     "Bounded",
+    "BoundedContinuous",
     "Categorical",
     "Composite",
     "MultiCategorical",
@@ -27,4 +30,7 @@ __all__ = [
     "StackedComposite",
     "TensorSpec",
     "Unbounded",
+    "UnboundedContinuous",
+    "UnboundedDiscrete",
+    "make_composite_from_td",
 ]

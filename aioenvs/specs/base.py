@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from ..errors import SpecMismatchError
+from .shapes import expanded_shape, full_index, resolved_sizes, shape_argument, wrap_dim
 
 DeviceLike = torch.device | str | int
 Rearrange = Callable[[Any], Any]
 """A shape operation on the leading dims, of whatever it gets: a tensor or a spec."""
+Lead = Sequence[int] | None
+"""Sizes of dims in front of a spec's own; None for none."""
 
 
 def as_device(device: DeviceLike) -> torch.device:
@@ -23,75 +25,6 @@ def as_device(device: DeviceLike) -> torch.device:
         current = torch.cuda.current_device() if device.type == "cuda" and torch.cuda.is_available() else 0
         device = torch.device(device.type, current)
     return device
-
-
-def as_shape(shape: Iterable[int] | int) -> torch.Size:
-    """Return the shape; -1 stands for a dim whose size varies."""
-    shape = torch.Size([shape] if isinstance(shape, int) else shape)
-    if any(size < -1 for size in shape):
-        raise ValueError(f"expected sizes >= 0 (or -1 for a size that varies), found shape {tuple(shape)}")
-    return shape
-
-
-def concrete(shape: Sequence[int]) -> torch.Size:
-    """Return the shape with 1 for each size that varies."""
-    return torch.Size([1 if size == -1 else size for size in shape])
-
-
-def ends_with(found: Sequence[int], expected: Sequence[int]) -> bool:
-    """Whether the last dims of `found` are `expected`, where -1 stands for any size."""
-    lead = len(found) - len(expected)
-    return lead >= 0 and all(e in (f, -1) for f, e in zip(found[lead:], expected, strict=True))
-
-
-def broadcasts(shape: Sequence[int], size: Sequence[int]) -> bool:
-    """Whether a tensor of this shape can be expanded to the size."""
-    pairs = zip(reversed(shape), reversed(size), strict=False)
-    return len(shape) <= len(size) and all(a in (1, b) for a, b in pairs)
-
-
-def expanded_shape(old: torch.Size, new: Sequence[int]) -> torch.Size:
-    """Return the shape `old` has after `expand(new)`; -1 keeps a size."""
-    lead = len(new) - len(old)
-    sizes = list(new)
-    for i, size in enumerate(old, start=lead):
-        if lead < 0 or (sizes[i] not in (-1, size) and size != 1):
-            raise ValueError(f"cannot expand a spec of shape {tuple(old)} to {tuple(new)}")
-        sizes[i] = size if sizes[i] == -1 else sizes[i]
-    if -1 in sizes[: max(lead, 0)]:
-        raise ValueError(f"a new dim needs a size, found -1 in {tuple(new)}")
-    return torch.Size(sizes)
-
-
-def shape_argument(shape: Sequence[Any]) -> Sequence[int]:
-    """Return the sizes given as `f(2, 3)` or as `f((2, 3))`."""
-    return shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-
-
-def full_index(index: Any, ndim: int) -> tuple[Any, ...]:
-    """Return an index as a tuple without Ellipsis, which otherwise would reach beyond the `ndim` dims."""
-    items = index if isinstance(index, tuple) else (index,)
-    where = [i for i, item in enumerate(items) if item is Ellipsis]
-    if not where:
-        return items
-    used = sum(_dims_used(item) for item in items)
-    start, stop = where[0], where[0] + 1
-    return (*items[:start], *[slice(None)] * (ndim - used), *items[stop:])
-
-
-def _dims_used(item: Any) -> int:
-    if item is None or item is Ellipsis:
-        return 0
-    if isinstance(item, torch.Tensor | np.ndarray) and item.dtype in (torch.bool, np.bool_):
-        return int(item.ndim)
-    return 1
-
-
-def wrap_dim(dim: int, ndim: int) -> int:
-    """Return a dim counted from the front, for a value of `ndim` dims."""
-    if not -ndim <= dim < ndim:
-        raise IndexError(f"expected a dim in [{-ndim}, {ndim}), found {dim}")
-    return dim % ndim
 
 
 class TensorSpec(ABC):
@@ -130,26 +63,85 @@ class TensorSpec(ABC):
         """The number of dims of a value."""
         return len(self.shape)
 
+    def ndimension(self) -> int:
+        """Return the number of dims of a value."""
+        return self.ndim
+
     @property
-    def space(self) -> Self:
+    def space(self) -> Self | None:
         """The object that has `low`, `high` or `n`: the spec itself (it is another one in TorchRL)."""
         return self
 
+    @property
+    def domain(self) -> str | None:
+        """The kind of values: "continuous", "discrete" or "composite"; None for those that are no tensors."""
+        return None
+
     @abstractmethod
-    def rand(self, shape: Sequence[int] = ()) -> Any:
+    def rand(self, shape: Lead = ()) -> Any:
         """Return a random value of shape `(*shape, *self.shape)`, drawn with torch's global generator."""
 
     @abstractmethod
-    def zero(self, shape: Sequence[int] = ()) -> Any:
+    def zero(self, shape: Lead = ()) -> Any:
         """Return zeros of shape `(*shape, *self.shape)`; they need not be in the spec."""
 
     @abstractmethod
-    def one(self, shape: Sequence[int] = ()) -> Any:
+    def one(self, shape: Lead = ()) -> Any:
         """Return ones of shape `(*shape, *self.shape)`; they need not be in the spec."""
+
+    def sample(self, shape: Lead = ()) -> Any:
+        """Return a random value, see `rand`."""
+        return self.rand(shape)
+
+    def zeros(self, shape: Lead = ()) -> Any:
+        """Return zeros, see `zero`."""
+        return self.zero(shape)
+
+    def ones(self, shape: Lead = ()) -> Any:
+        """Return ones, see `one`."""
+        return self.one(shape)
+
+    def cardinality(self) -> int | float:
+        """Return how many values there are along one element (or row, where elements are not independent).
+
+        As in TorchRL the batch dims do not count: `Categorical(4, shape=(2,))` has 4.
+
+        Raises:
+            NotImplementedError: the spec has no such number.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no number of values; only discrete specs have one")
+
+    def enumerate(self, use_mask: bool = False) -> Any:
+        """Return the values that `cardinality` counts, stacked along a new first dim.
+
+        Args:
+            use_mask: whether to leave out those that a mask excludes.
+
+        Raises:
+            NotImplementedError: the spec has no such list.
+            ValueError: with `use_mask`, the elements have different masks.
+        """
+        raise NotImplementedError(f"the values of {type(self).__name__} cannot be listed; those of discrete specs can")
 
     @abstractmethod
     def is_in(self, value: Any) -> bool:
         """Whether the value fits: dtype, last dims and range. Leading dims and the device are free."""
+
+    def contains(self, item: Any) -> bool:
+        """Whether the value fits, see `is_in`."""
+        return self.is_in(item)
+
+    @abstractmethod
+    def type_check(self, value: Any, key: Any = None) -> None:
+        """Do nothing if the value has the spec's dtype (a Composite: if each entry has).
+
+        Args:
+            value: the value.
+            key: its name, for the message; for a Composite, the entries to check.
+
+        Raises:
+            TypeError: it has another dtype.
+        """
 
     @abstractmethod
     def project(self, value: Any) -> Any:
@@ -160,23 +152,41 @@ class TensorSpec(ABC):
         """
 
     @abstractmethod
-    def encode(self, value: Any) -> Any:
+    def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
         """Return a numpy or Python value of a Gymnasium space as a new tensor of this spec.
 
         Args:
             value: an array-like of shape `(*, *self.shape)`; a last dim of size 1 may be missing.
+            ignore_device: whether to return the value on the CPU.
 
         Raises:
             ValueError: its shape does not fit.
         """
 
     @abstractmethod
-    def to_numpy(self, value: Any) -> Any:
-        """Return a value of this spec as the Gymnasium space has it; a copy. The inverse of `encode`."""
+    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+        """Return a value of this spec as the Gymnasium space has it; a copy. The inverse of `encode`.
+
+        Args:
+            value: a value of this spec.
+            safe: whether to check that it is in the spec.
+        """
 
     @abstractmethod
-    def to(self, dest: DeviceLike | torch.dtype) -> Self:
-        """Return the spec on another device (or, for a leaf, of another dtype)."""
+    def to(self, dest: DeviceLike | torch.dtype | None) -> Self:
+        """Return the spec on another device or of another dtype; None changes nothing."""
+
+    def cpu(self) -> Self:
+        """Return the spec on the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, device: DeviceLike | None = None) -> Self:
+        """Return the spec on a CUDA device, by default the current one."""
+        return self.to("cuda" if device is None else device)
+
+    def clear_device_(self) -> Self:
+        """Make a Composite, and those in it, have no device; a leaf keeps its own. Returns self."""
+        return self
 
     @abstractmethod
     def _differences(self, value: Any, key: tuple[str, ...]) -> list[str]: ...
@@ -227,15 +237,50 @@ class TensorSpec(ABC):
 
     def reshape(self, *shape: Any) -> Self:
         """Return the spec with the same number of elements in another shape."""
-        ndim = self._batch_ndim()
-        new = shape_argument(shape)
-        batch = tuple(new)[: len(new) - self._event_ndim]
-        if tuple(new[len(batch) :]) != tuple(self.shape[ndim:]) or -1 in self.shape:
-            raise ValueError(f"cannot reshape {self!r} to {tuple(new)}")
-        batch = torch.zeros((), dtype=torch.bool).expand(self.shape[:ndim]).reshape(batch).shape
-        return self._rearranged(
-            torch.Size([*batch, *self.shape[ndim:]]), lambda held: held.reshape(*batch, *held.shape[ndim:])
+        ndim, new = self._batch_ndim(), shape_argument(shape)
+        sizes, event = resolved_sizes(self.shape, new), tuple(self.shape[ndim:])
+        batch = sizes[: len(sizes) - self._event_ndim]
+        if sizes[len(batch) :] != event:
+            raise ValueError(f"cannot reshape {self!r} to {tuple(new)}: its last dim must stay {event[0]}")
+        return self._rearranged(torch.Size(sizes), lambda held: held.reshape(*batch, *held.shape[ndim:]))
+
+    def view(self, *shape: Any) -> Self:
+        """Return the spec in another shape, see `reshape`."""
+        return self.reshape(*shape)
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
+        """Return the spec with the dims from `start_dim` to `end_dim` made one."""
+        start, end = wrap_dim(start_dim, self.ndim), wrap_dim(end_dim, self.ndim)
+        if start > end:
+            raise ValueError(f"expected start_dim <= end_dim, found {start_dim} and {end_dim}")
+        shape = self.shape
+        return self.reshape(*shape[:start], shape[start : end + 1].numel(), *shape[end + 1 :])
+
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> Self:
+        """Return the spec with dim `dim` made several, of these sizes."""
+        dim = wrap_dim(dim, self.ndim)
+        return self.reshape(
+            *self.shape[:dim], *resolved_sizes(self.shape[dim : dim + 1], sizes), *self.shape[dim + 1 :]
         )
+
+    def make_neg_dim(self, dim: int) -> Self:
+        """Return the spec with a size that varies (-1) at dim `dim`.
+
+        Raises:
+            ValueError: what is allowed differs along the dim.
+        """
+        dim = wrap_dim(dim, self._batch_ndim())
+        shape = torch.Size([*self.shape[:dim], -1, *self.shape[dim + 1 :]])
+
+        def op(held: Any) -> Any:
+            if isinstance(held, TensorSpec):
+                return held.make_neg_dim(dim)
+            first = held.narrow(dim, 0, 1)
+            if not torch.equal(first.expand_as(held), held):
+                raise ValueError(f"the size of dim {dim} cannot vary: what is allowed differs along it in {self!r}")
+            return first
+
+        return self._rearranged(shape, op)
 
     def unsqueeze(self, dim: int) -> Self:
         """Return the spec with a new dim of size 1 at `dim`."""
@@ -289,9 +334,20 @@ class TensorSpec(ABC):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Make `torch.stack` work on specs."""
-        if func is not torch.stack:
-            return NotImplemented
-        from .stacked import stack_specs
+        """Make `torch.stack`, `squeeze`, `unsqueeze` and `index_select` work on specs."""
+        kwargs = kwargs or {}
+        if func is torch.stack:
+            from .stacked import stack_specs
 
-        return stack_specs(*args, **(kwargs or {}))
+            return stack_specs(*args, **kwargs)
+        if func is torch.index_select:
+            return _index_select(*args, **kwargs)
+        if func in (torch.squeeze, torch.unsqueeze):
+            spec, *rest = args or (kwargs.pop("input"),)
+            return getattr(spec, func.__name__)(*rest, **kwargs)
+        return NotImplemented
+
+
+def _index_select(input: TensorSpec, dim: int, index: torch.Tensor) -> TensorSpec:
+    selected: TensorSpec = input[(*[slice(None)] * wrap_dim(dim, input.ndim), index)]
+    return selected

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from .base import DeviceLike, Rearrange, TensorSpec, as_device, as_shape, concrete
+from .base import DeviceLike, Lead, Rearrange, TensorSpec, as_device
 from .leaf import key_prefix
+from .mapping import NestedKey, SpecMapping
+from .shapes import as_shape, concrete
 
-NestedKey = str | tuple[str, ...]
 MISSING = object()
 
 
-def as_path(key: Any) -> tuple[str, ...] | None:
-    """Return a key as a tuple of names, None if it is no key."""
-    if isinstance(key, str):
-        return (key,)
-    if isinstance(key, tuple) and key and all(isinstance(name, str) for name in key):
-        return key
-    return None
-
-
-class Composite(TensorSpec):
+class Composite(SpecMapping):
     """The specs of a TensorDict's entries, by key.
 
     An entry may be another Composite, or None where there is a key without a spec. All entries start
@@ -33,8 +26,12 @@ class Composite(TensorSpec):
 
     Args:
         specs: the entries; nested keys are tuples, and a mapping becomes a Composite.
-        shape: the batch size of a value.
+        shape: the batch size of a value; () by default.
         device: the device of all entries; None if they may differ.
+        data_cls: a tensorclass, in which values are returned instead of in a TensorDict.
+        step_mdp_static: a label that copies keep.
+        names: the names of the batch dims, which values of `rand`, `zero` and `one` get.
+        batch_size: the same as `shape`.
         **entries: more entries.
 
     Raises:
@@ -48,23 +45,34 @@ class Composite(TensorSpec):
     (torch.Size([2]), True, torch.Size([2, 4]))
     """
 
+    data_cls: Any = None
+
     def __init__(
         self,
         specs: Mapping[Any, Any] | Composite | None = None,
         /,
         *,
-        shape: Iterable[int] | int = (),
+        shape: Iterable[int] | int | None = None,
         device: DeviceLike | None = None,
+        data_cls: Any = None,
+        step_mdp_static: bool = False,
+        names: Sequence[str | None] | None = None,
+        batch_size: Iterable[int] | int | None = None,
         **entries: Any,
     ) -> None:
+        if not isinstance(specs, Mapping | Composite | None):
+            raise TypeError(f"expected a mapping of specs for Composite, found {specs!r}")
+        if shape is not None and batch_size is not None:
+            raise TypeError(f"expected shape or batch_size, found both: {shape!r} and {batch_size!r}")
         self._specs: dict[str, TensorSpec | None] = {}
-        self._shape = as_shape(shape)
+        self._shape = as_shape(next((size for size in (shape, batch_size) if size is not None), ()))
         self._device = None if device is None else as_device(device)
         self._locked = False
-        for key, spec in {**dict((specs or {}).items()), **entries}.items():
+        self._dim_names: tuple[str | None, ...] | None = None
+        self.data_cls, self.step_mdp_static = data_cls, step_mdp_static
+        for key, spec in {**dict(() if specs is None else specs.items()), **entries}.items():
             self.set(key, spec)
-
-    # The three ways to the entries at the top level; all else is built on them.
+        self.names = names
 
     def _names(self) -> list[str]:
         return list(self._specs)
@@ -78,144 +86,8 @@ class Composite(TensorSpec):
     def _drop(self, name: str) -> None:
         del self._specs[name]
 
-    # Reading
-
-    @property
-    def shape(self) -> torch.Size:
-        """The batch size of a value; setting it checks the leaves and changes nested composites."""
-        return self._shape
-
-    @shape.setter
-    def shape(self, shape: Iterable[int] | int) -> None:
-        self._require_unlocked()
-        new = as_shape(shape)
-        fitted = {name: self._fit((name,), self._child(name), new) for name in self._names()}
-        self._shape = new
-        for name, spec in fitted.items():
-            self._put(name, spec)
-
-    @property
-    def batch_size(self) -> torch.Size:
-        """The same as `shape`."""
-        return self.shape
-
-    @property
-    def is_locked(self) -> bool:
-        """Whether changes raise RuntimeError."""
-        return self._locked
-
-    def get(self, key: NestedKey, default: Any = None) -> Any:
-        """Return the entry at a key, or the default."""
-        try:
-            return self[key]
-        except KeyError:
-            return default
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return the entry at a key, or the spec of a part of the batch.
-
-        Raises:
-            KeyError: there is no such key.
-            IndexError: the index does not fit the batch dims.
-        """
-        path = as_path(index)
-        if path is None:
-            return super().__getitem__(index)
-        spec: Any = self
-        for depth, name in enumerate(path):
-            if not isinstance(spec, Composite) or name not in spec._names():
-                found = list(spec.keys()) if isinstance(spec, Composite) else spec
-                raise KeyError(f"{index!r}: expected {name!r} at {path[:depth]!r}, found {found!r}")
-            spec = spec._child(name)
-        return spec
-
-    def __contains__(self, key: object) -> bool:
-        """Whether there is an entry at a key, which may be nested."""
-        path = as_path(key)
-        return path is not None and self.get(path, self) is not self
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the keys at the top level."""
-        return iter(self._names())
-
-    def __len__(self) -> int:
-        """Return the number of entries at the top level."""
-        return len(self._names())
-
-    def is_empty(self) -> bool:
-        """Whether there are no entries."""
-        return not self._names()
-
-    def keys(self, include_nested: bool = False, leaves_only: bool = False) -> KeysView[Any]:
-        """Return the keys; a nested one is a tuple."""
-        return self._flat(include_nested, leaves_only).keys()
-
-    def values(self, include_nested: bool = False, leaves_only: bool = False) -> ValuesView[Any]:
-        """Return the specs."""
-        return self._flat(include_nested, leaves_only).values()
-
-    def items(self, include_nested: bool = False, leaves_only: bool = False) -> ItemsView[Any, Any]:
-        """Return the keys with their specs."""
-        return self._flat(include_nested, leaves_only).items()
-
-    def _flat(self, include_nested: bool, leaves_only: bool) -> dict[NestedKey, Any]:
-        found: dict[NestedKey, Any] = {}
-        for name in self._names():
-            spec = self._child(name)
-            nested = isinstance(spec, Composite)
-            if not (leaves_only and nested):
-                found[name] = spec
-            if include_nested and nested:
-                for key, leaf in spec._flat(True, leaves_only).items():
-                    found[(name, key) if isinstance(key, str) else (name, *key)] = leaf
-        return found
-
-    # Changing
-
-    def lock_(self) -> Self:
-        """Make changes raise RuntimeError, here and in nested composites."""
-        return self._set_lock(True)
-
-    def unlock_(self) -> Self:
-        """Allow changes again."""
-        return self._set_lock(False)
-
-    def _set_lock(self, locked: bool) -> Self:
-        self._locked = locked
-        for spec in self._specs.values():
-            if isinstance(spec, Composite):
-                spec._set_lock(locked)
-        return self
-
-    def _require_unlocked(self) -> None:
-        if self.is_locked:
-            raise RuntimeError("Cannot modify a locked Composite; call unlock_() first.")
-
-    def set(self, key: NestedKey, spec: Any) -> Self:
-        """Set the entry at a key, with the composites on the way; returns self.
-
-        Raises:
-            ValueError: the spec does not start with the composite's shape.
-            RuntimeError: the composite is locked, or the spec is on another device.
-        """
-        self._require_unlocked()
-        path = as_path(key)
-        if path is None:
-            raise TypeError(f"expected a str or a tuple of str as key, found {key!r}")
-        name, rest = path[0], path[1:]
-        if not rest:
-            self._put(name, self._fit(path, spec, self.shape))
-            return self
-        inner = self._child(name) if name in self._names() else None
-        if not isinstance(inner, Composite):
-            inner = Composite(shape=self.shape, device=self.device)
-        inner.set(rest, spec)
-        self._put(name, inner)
-        return self
-
-    def __setitem__(self, key: NestedKey, spec: Any) -> None:
-        """Set the entry at a key, see `set`."""
-        self.set(key, spec)
+    def _branch(self) -> Composite:
+        return Composite(shape=self.shape, device=self.device)
 
     def _fit(self, key: tuple[str, ...], spec: Any, shape: torch.Size) -> TensorSpec | None:
         """Return an entry as it is stored in a composite of this shape."""
@@ -239,41 +111,90 @@ class Composite(TensorSpec):
         fitted: TensorSpec = spec
         return fitted
 
-    def __delitem__(self, key: NestedKey) -> None:
-        """Delete the entry at a key.
+    @property
+    def shape(self) -> torch.Size:
+        """The batch size of a value; setting it checks the leaves and changes nested composites."""
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: Iterable[int] | int) -> None:
+        self._require_unlocked()
+        new = as_shape(shape)
+        fitted = {name: self._fit((name,), self._child(name), new) for name in self._names()}
+        self._shape = new
+        for name, spec in fitted.items():
+            self._put(name, spec)
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The same as `shape`."""
+        return self.shape
+
+    @batch_size.setter
+    def batch_size(self, shape: Iterable[int] | int) -> None:
+        self.shape = shape
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of all entries; None if they may differ. Setting it moves them."""
+        return self._device
+
+    @device.setter
+    def device(self, device: DeviceLike | None) -> None:
+        self._require_unlocked()
+        if device is None:
+            self.clear_device_()
+            return
+        there = self.to(device)
+        self._specs, self._device = there._specs, there._device
+
+    def clear_device_(self) -> Self:
+        """Have no device, here and in nested composites; the leaves keep theirs. Returns self."""
+        self._device = None
+        for spec in self._specs.values():
+            if isinstance(spec, Composite):
+                spec.clear_device_()
+        return self
+
+    @property
+    def space(self) -> None:
+        """None: a Composite has no bounds."""
+        return None
+
+    @property
+    def domain(self) -> str | None:
+        """The string "composite"."""
+        return "composite"
+
+    @property
+    def names(self) -> list[str | None]:
+        """The names of the batch dims, None for those without one."""
+        return [None] * self.ndim if self._dim_names is None else list(self._dim_names)
+
+    @names.setter
+    def names(self, names: Sequence[str | None] | None) -> None:
+        if names is not None and len(names) != self.ndim:
+            raise ValueError(f"expected {self.ndim} names, found {names!r}")
+        self._dim_names = None if names is None else tuple(names)
+        for spec in self._specs.values():
+            if names is not None and isinstance(spec, Composite):
+                spec.names = [*names, *spec.names[self.ndim :]]
+
+    def refine_names(self, *names: Any) -> Self:
+        """Name batch dims that have no name yet; an Ellipsis stands for dims that stay as they are. Returns self.
 
         Raises:
-            KeyError: there is no such key.
-            RuntimeError: the composite is locked.
+            RuntimeError: a dim has another name.
+            ValueError: there are too few or too many names.
         """
-        self._require_unlocked()
-        path = as_path(key)
-        if path is None or path not in self:
-            raise KeyError(f"expected one of {list(self.keys(True))!r}, found {key!r}")
-        if len(path) == 1:
-            self._drop(path[0])
-            return
-        inner = self._child(path[0])
-        del inner[path[1:]]
-        self._put(path[0], inner)
-
-    def pop(self, key: NestedKey, *default: Any) -> Any:
-        """Delete the entry at a key and return it, or the default if there is none."""
-        if default and key not in self:
-            return default[0]
-        spec = self[key]
-        del self[key]
-        return spec
-
-    def update(self, other: Mapping[Any, Any] | Composite) -> Self:
-        """Set all entries of another composite, merging nested ones; returns self."""
-        self._require_unlocked()
-        for key, spec in other.items():
-            mine = self.get(key)
-            if isinstance(mine, Composite) and isinstance(spec, Composite | Mapping):
-                mine.update(spec)
-            else:
-                self.set(key, spec)
+        old, new = self.names, list(names)
+        if Ellipsis in new:
+            at = new.index(Ellipsis)
+            end = at + self.ndim - len(new) + 1
+            new[at : at + 1] = old[at:end]
+        if len(new) == self.ndim and any(a not in (None, b) for a, b in zip(old, new, strict=True)):
+            raise RuntimeError(f"cannot refine the names {old!r} to {names!r}: a dim has another name")
+        self.names = new
         return self
 
     # New composites
@@ -281,8 +202,15 @@ class Composite(TensorSpec):
     def _with(self, specs: dict[str, TensorSpec | None], shape: torch.Size | None = None) -> Self:
         new = copy.copy(self)
         new._specs, new._locked = specs, False
-        if shape is not None:
-            new._shape = shape
+        if shape is not None and shape != self._shape:
+            new._shape, new._dim_names = shape, None
+        return new
+
+    def expand(self, *shape: Any) -> Self:
+        """Return the spec of a larger shape, see `TensorSpec.expand`; the names of the dims stay."""
+        new = super().expand(*shape)
+        if self._dim_names is not None:
+            new.names = [*[None] * (new.ndim - self.ndim), *self._dim_names]
         return new
 
     def _rearranged(self, shape: torch.Size, op: Rearrange) -> Self:
@@ -292,16 +220,19 @@ class Composite(TensorSpec):
         """Return an unlocked copy, also of nested composites."""
         return self._rearranged(self.shape, lambda spec: spec.clone())
 
-    def to(self, dest: DeviceLike | torch.dtype) -> Self:
-        """Return the spec with all entries on another device.
+    def unsqueeze(self, dim: int) -> Self:
+        """Return the spec with a new dim of size 1 at `dim`, which has no name; the names of the others stay."""
+        new = super().unsqueeze(dim)
+        if self._dim_names is not None:
+            at = self._insertion(dim)
+            new.names = [*self._dim_names[:at], None, *self._dim_names[at:]]
+        return new
 
-        Raises:
-            TypeError: a dtype, which only a leaf can change to.
-        """
-        if isinstance(dest, torch.dtype):
-            raise TypeError(f"expected a device for a Composite, found {dest}; a leaf can change its dtype")
+    def to(self, dest: DeviceLike | torch.dtype | None) -> Self:
+        """Return the spec with all entries on another device or of another dtype; None changes nothing."""
         new = self._rearranged(self.shape, lambda spec: spec.to(dest))
-        new._device = as_device(dest)
+        if dest is not None and not isinstance(dest, torch.dtype):
+            new._device = as_device(dest)
         return new
 
     def empty(self) -> Self:
@@ -329,20 +260,57 @@ class Composite(TensorSpec):
 
     # Values
 
-    def _built(self, method: str, shape: Sequence[int]) -> Any:
+    def _built(self, method: str, shape: Lead) -> Any:
+        lead = tuple(shape or ())
         present = ((name, spec) for name, spec in self._specs.items() if spec is not None)
-        values = {name: getattr(spec, method)(shape) for name, spec in present}
-        return TensorDict(values, batch_size=(*shape, *concrete(self._shape)), device=self._device)
+        values = {name: getattr(spec, method)(lead) for name, spec in present}
+        names = None if self._dim_names is None else [*[None] * len(lead), *self._dim_names]
+        built = TensorDict(values, batch_size=(*lead, *concrete(self._shape)), device=self._device, names=names)
+        return built if self.data_cls in (None, TensorDict) else self.data_cls.from_tensordict(built)
 
-    def rand(self, shape: Sequence[int] = ()) -> Any:
+    def cardinality(self) -> int | float:
+        """Return the product of the entries' cardinalities, see `TensorSpec.cardinality`."""
+        return math.prod(spec.cardinality() for spec in self._specs.values() if spec is not None)
+
+    def enumerate(self, use_mask: bool = False) -> Any:
+        """Return a TensorDict of all combinations of the entries' values, of shape `(cardinality, *self.shape)`."""
+        present = {name: spec for name, spec in self._specs.items() if spec is not None}
+        values = {name: spec.enumerate(use_mask) for name, spec in present.items()}
+        counts = [len(value) for value in values.values()]
+        total = math.prod(counts)
+        where = torch.unravel_index(torch.arange(total), counts) if counts else ()
+        chosen = {k: v[i.to(v.device)] for (k, v), i in zip(values.items(), where, strict=True)}
+        return TensorDict(chosen, batch_size=(total, *concrete(self._shape)), device=self._device)
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        """Do nothing if the entries have the dtypes of their specs, see `TensorSpec.type_check`.
+
+        Args:
+            value: a TensorDict or mapping, or the value of one entry if `key` is its name.
+            key: the name or names of the entries to check; all by default.
+
+        Raises:
+            KeyError: an entry is missing.
+        """
+        if isinstance(value, torch.Tensor) and isinstance(key, str):
+            self[key].type_check(value, key)
+            return
+        chosen = self._specs if key is None else {name: self[name] for name in ([key] if isinstance(key, str) else key)}
+        for name, spec in chosen.items():
+            if spec is not None and isinstance(spec, Composite):
+                spec.type_check(value[name])
+            elif spec is not None:
+                spec.type_check(value[name], name)
+
+    def rand(self, shape: Lead = ()) -> Any:
         """Return a TensorDict of random values, with batch size `(*shape, *self.shape)`."""
         return self._built("rand", shape)
 
-    def zero(self, shape: Sequence[int] = ()) -> Any:
+    def zero(self, shape: Lead = ()) -> Any:
         """Return a TensorDict of zeros, with batch size `(*shape, *self.shape)`."""
         return self._built("zero", shape)
 
-    def one(self, shape: Sequence[int] = ()) -> Any:
+    def one(self, shape: Lead = ()) -> Any:
         """Return a TensorDict of ones, with batch size `(*shape, *self.shape)`."""
         return self._built("one", shape)
 
@@ -377,25 +345,28 @@ class Composite(TensorSpec):
         """Return the TensorDict with each entry projected; entries without a spec stay."""
         return self._mapped("project", value, value.copy())
 
-    def encode(self, value: Mapping[str, Any]) -> Any:
+    def encode(self, value: Mapping[str, Any], *, ignore_device: bool = False) -> Any:
         """Return a mapping of numpy or Python values as a TensorDict, see `TensorSpec.encode`.
 
         Raises:
             KeyError: an entry is missing.
         """
-        return self._mapped("encode", value, TensorDict({}, concrete(self._shape), device=self._device))
+        into = TensorDict({}, concrete(self._shape), device=None if ignore_device else self._device)
+        return self._mapped("encode", value, into, ignore_device=ignore_device)
 
-    def to_numpy(self, value: Any) -> Any:
+    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
         """Return a dict of what the entries' specs make of theirs."""
+        if safe:
+            self.assert_is_in(value)
         return self._mapped("to_numpy", value, {})
 
-    def _mapped(self, method: str, value: Any, into: Any) -> Any:
+    def _mapped(self, method: str, value: Any, into: Any, **arguments: Any) -> Any:
         for name, spec in self._specs.items():
             if spec is not None:
                 entry = value.get(name, MISSING)
                 if entry is MISSING:
                     raise KeyError(f"expected the key {name!r}, found {list(value.keys())!r}")
-                into[name] = getattr(spec, method)(entry)
+                into[name] = getattr(spec, method)(entry, **arguments)
         return into
 
     def __eq__(self, other: object) -> bool:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 
-from .base import DeviceLike, as_shape, broadcasts, concrete
+from .base import DeviceLike
 from .interval import IntervalSpec
-from .leaf import dtype_name
+from .leaf import dtype_or_device_first, integers
+from .masks import MaskedSpec, as_mask
+from .onehot import MultiOneHot, OneHot
+from .shapes import as_shape, broadcasts, concrete
 
 
-class Categorical(IntervalSpec):
+class Categorical(MaskedSpec):
     """Integers in [start, start + n).
 
     Args:
         n: how many values there are.
         shape: the shape of a value.
-        dtype: an integer dtype, or bool for n <= 2.
         device: the device of a value.
-        start: the smallest value.
+        dtype: an integer dtype, int64 by default, or bool for n <= 2.
         mask: bool, broadcasts to `(*shape, n)`: which of the n values are allowed; all by default.
+        start: the smallest value.
 
     Raises:
         ValueError: n is not positive, the values do not fit the dtype, or the mask does not fit.
@@ -33,20 +36,18 @@ class Categorical(IntervalSpec):
     (True, torch.Size([5, 2]))
     """
 
-    _held = ("_mask",)
-    _mask: torch.Tensor | None = None
-
+    @dtype_or_device_first(2)
     def __init__(
         self,
         n: int,
-        shape: Iterable[int] | int = (),
-        dtype: torch.dtype = torch.int64,
+        shape: Iterable[int] | int | None = None,
         device: DeviceLike | None = None,
+        dtype: torch.dtype | None = None,
+        mask: Any = None,
         *,
         start: int = 0,
-        mask: Any = None,
     ) -> None:
-        super().__init__(shape, dtype, device)
+        super().__init__(() if shape is None else shape, dtype or torch.int64, device)
         n, start = int(n), int(start)
         if n < 1:
             raise ValueError(f"expected n >= 1 for Categorical, found {n!r}")
@@ -65,67 +66,67 @@ class Categorical(IntervalSpec):
         """The smallest value."""
         return self._start
 
-    def to_numpy(self, value: torch.Tensor) -> Any:
+    def to_numpy(self, value: torch.Tensor, safe: bool | None = None) -> Any:
         """Return a value of this spec as a new array, or a numpy integer if it has no dims."""
-        return super().to_numpy(value)[()]
+        return super().to_numpy(value, safe)[()]
 
     def update_mask(self, mask: Any) -> None:
         """Change, in place, which values are in the spec.
 
         Args:
-            mask: bool, broadcasts to `(*shape, n)`; None for all of them.
+            mask: bool, broadcasts to `(*shape, n)`; None for all of them. Where it is False for all n, nothing
+                is in the spec, and `rand` and `project` raise ValueError.
 
         Raises:
-            ValueError: the mask has another shape or dtype, or allows no value somewhere.
+            ValueError: the mask has another shape or dtype.
         """
-        if mask is None:
-            self._mask = None
-            return
-        mask = torch.as_tensor(mask, device=self._device).clone()
-        size = (*concrete(self._shape), self._n)
-        if mask.dtype != torch.bool or not broadcasts(mask.shape, size):
-            found = f"{dtype_name(mask.dtype)} of shape {tuple(mask.shape)}"
-            raise ValueError(f"expected a bool mask of shape {size}, found {found}")
-        if not bool(mask.any(-1).all()):
-            raise ValueError(f"the mask of {self!r} allows no value: {mask.tolist()!r}")
-        self._mask = mask.expand(size)
+        self._mask = None if mask is None else as_mask(mask, (*concrete(self._shape), self._n), self)
 
     @property
     def mask(self) -> torch.Tensor | None:
         """Which of the n values are in the spec, bool `(*shape, n)`; None for all of them."""
         return self._mask
 
-    def rand(self, shape: Sequence[int] = ()) -> torch.Tensor:
-        """Return a random value of shape `(*shape, *self.shape)`, uniform over the allowed integers."""
-        size = self._size(shape)
-        if self._mask is None or not size.numel():
-            value: torch.Tensor = super().rand(shape)
-            return value
-        weights = self._mask.reshape(-1, self._n).float()
-        drawn = torch.multinomial(weights, size.numel() // len(weights), replacement=True)
-        return (drawn.T.reshape(size) + self._start).to(self._dtype)
+    def cardinality(self) -> int:
+        """Return n."""
+        return self._n
 
-    def _allowed(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the mask's entries for integers in [start, start + n)."""
-        if self._mask is None:
-            return torch.ones_like(value, dtype=torch.bool)
-        index = value.to(torch.int64).sub(self._start).unsqueeze(-1)
-        return self._mask.to(value.device).expand(*value.shape, self._n).gather(-1, index).squeeze(-1)
+    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
+        """Return the n values, each for all elements, of shape `(n, *self.shape)`, see `TensorSpec.enumerate`."""
+        values = torch.arange(self._start, self._start + self._n, device=self._device).to(self._dtype)
+        mask = self._same_mask() if use_mask else None
+        if mask is not None:
+            values = values[mask]
+        return values.reshape(-1, *[1] * self.ndim).expand(len(values), *concrete(self._shape)).clone()
 
-    def _contains(self, value: torch.Tensor) -> bool:
-        return super()._contains(value) and (self._mask is None or bool(self._allowed(value).all()))
+    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return the value, after a check if `safe`."""
+        if safe:
+            self.assert_is_in(value)
+        return value
 
-    def project(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the value with the nearest allowed integer for each, see `TensorSpec.project`."""
-        value = super().project(value)
-        if self._mask is None:
-            return value
-        choices = torch.arange(self._start, self._start + self._n, device=value.device)
-        distance = (choices - value.unsqueeze(-1)).abs().masked_fill(~self._mask.to(value.device), self._n)
-        return choices[distance.argmin(-1)].to(self._dtype)
+    def to_categorical_spec(self) -> Categorical:
+        """Return the spec."""
+        return self
 
-    def _domain(self) -> str:
-        return super()._domain() + ", of those that the mask allows" * (self._mask is not None)
+    def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return integers of shape `(*)` one-hot encoded: bool `(*, n)`.
+
+        Args:
+            value: integers in [start, start + n).
+            safe: whether to check that the value is in the spec.
+
+        Raises:
+            ValueError: an integer is out of range.
+        """
+        if safe:
+            self.assert_is_in(value)
+        return self.to_one_hot_spec()._encoded([value.unsqueeze(-1)])
+
+    def to_one_hot_spec(self) -> OneHot:
+        """Return the spec of one-hot encoded values."""
+        shape = (*self._shape, self._n)
+        return OneHot(self._n, shape, device=self._device, mask=self._mask, start=self._start)
 
     def _details(self) -> list[str]:
         details = [f"n={self._n}"]
@@ -136,14 +137,20 @@ class Categorical(IntervalSpec):
         return details
 
 
-class MultiCategorical(IntervalSpec):
+@Categorical.register
+class MultiCategorical(MaskedSpec):
     """An integer in [start, start + n) for each n of `nvec`.
+
+    For `isinstance` it is a Categorical, as in TorchRL.
 
     Args:
         nvec: how many values each element has, of any number of dims.
         shape: the shape of a value, which ends with that of `nvec`; by default just that.
-        dtype: an integer dtype.
         device: the device of a value.
+        dtype: an integer dtype, int64 by default.
+        mask: bool, broadcasts to `(*shape[:-1], sum(nvec))`: which values are allowed, those of the first element
+            first; all by default.
+        remove_singleton: nothing depends on it: a value has the spec's shape, also where that is (1,).
         start: the smallest value, one for all or one for each.
 
     Raises:
@@ -155,16 +162,22 @@ class MultiCategorical(IntervalSpec):
     (tensor([2, 3]), True)
     """
 
+    _row_ndim = 1
+
+    @dtype_or_device_first(2)
     def __init__(
         self,
         nvec: Any,
         shape: Iterable[int] | int | None = None,
-        dtype: torch.dtype = torch.int64,
         device: DeviceLike | None = None,
+        dtype: torch.dtype | None = None,
+        mask: Any = None,
+        remove_singleton: bool = True,
+        *,
         start: Any = 0,
     ) -> None:
         counts = integers("nvec", nvec)
-        super().__init__(counts.shape if shape is None else shape, dtype, device)
+        super().__init__(counts.shape if shape is None else shape, dtype or torch.int64, device)
         first = integers("start", start)
         for name, tensor in (("nvec", counts), ("start", first)):
             if not broadcasts(tensor.shape, concrete(self._shape)):
@@ -172,8 +185,9 @@ class MultiCategorical(IntervalSpec):
                 raise ValueError(f"expected a {name} that broadcasts to {tuple(self._shape)}, found {found}")
         if not bool((counts >= 1).all()):
             raise ValueError(f"expected n >= 1 for MultiCategorical, found nvec={counts.tolist()!r}")
-        last = first + counts - 1
-        self._bound_by(first, last)
+        self._bound_by(first, first + counts - 1)
+        if mask is not None:
+            self.update_mask(mask)
 
     @property
     def nvec(self) -> torch.Tensor:
@@ -185,18 +199,112 @@ class MultiCategorical(IntervalSpec):
         """The smallest value of each element, of the spec's shape."""
         return self.low
 
+    def _one_row(self) -> tuple[int, ...]:
+        row = self._row()
+        if row is None:
+            raise ValueError(f"expected the same nvec for all rows, found {self.nvec.tolist()!r}")
+        return row
+
+    def update_mask(self, mask: Any) -> None:
+        """Change, in place, which values are in the spec.
+
+        Args:
+            mask: bool, broadcasts to `(*shape[:-1], sum(nvec))`; None for all of them. Where it is False for all
+                values of an element, nothing is in the spec, and `rand` and `project` raise ValueError.
+
+        Raises:
+            ValueError: the mask has another shape or dtype, or the rows of `nvec` differ.
+        """
+        if mask is None:
+            self._mask = None
+            return
+        row = self._one_row()
+        batch = concrete(self._shape[:-1])
+        full = as_mask(mask, (*batch, sum(row)), self)
+        parts = torch.split_with_sizes(full, row, -1)
+        padded = torch.zeros((*full.shape[:-1], len(row), max(row)), dtype=torch.bool, device=full.device)
+        for i, part in enumerate(parts):
+            padded[..., i, : row[i]] = part
+        self._mask = padded if self._shape else padded[..., 0, :]
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """Which values are in the spec, bool `(*shape[:-1], sum(nvec))`; None for all of them."""
+        if self._mask is None:
+            return None
+        padded = self._mask if self._shape else self._mask.unsqueeze(-2)
+        return torch.cat([padded[..., i, :n] for i, n in enumerate(self._one_row())], -1)
+
+    def cardinality(self) -> int:
+        """Return the product of a row of `nvec`, or of all of it where its rows differ."""
+        row = self._row()
+        return math.prod(self.nvec.flatten().tolist() if row is None else row)
+
+    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
+        """Return all rows, each for the whole batch, of shape `(cardinality, *self.shape)`."""
+        row = self._one_row()
+        start = self.start[(0,) * (self.ndim - 1)].reshape(-1)
+        values = torch.cartesian_prod(*(torch.arange(n, device=self._device) for n in row)).reshape(-1, len(row))
+        mask = self._same_mask() if use_mask else None
+        if mask is not None:
+            allowed = mask.reshape(len(row), -1)[torch.arange(len(row), device=mask.device), values]
+            values = values[allowed.all(-1)]
+        values = (values + start).to(self._dtype)
+        shape = concrete(self._shape)
+        return values.reshape(-1, *[1] * (len(shape) - 1), *shape[-1:]).expand(len(values), *shape).clone()
+
+    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return the value, after a check if `safe`."""
+        if safe:
+            self.assert_is_in(value)
+        return value
+
+    def to_categorical_spec(self) -> MultiCategorical:
+        """Return the spec."""
+        return self
+
+    def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return integers of shape `(*, k)` one-hot encoded, one behind the other: bool `(*, sum(nvec))`.
+
+        Args:
+            value: k integers, one for each element of a row.
+            safe: whether to check that the value is in the spec.
+
+        Raises:
+            ValueError: an integer is out of range, or the rows of `nvec` differ.
+        """
+        if safe:
+            self.assert_is_in(value)
+        return self.to_one_hot_spec()._encoded([part.unsqueeze(-1) for part in value.unbind(-1)])
+
+    def to_one_hot_spec(self) -> MultiOneHot:
+        """Return the spec of one-hot encoded values.
+
+        Raises:
+            ValueError: the rows of `nvec` or `start` differ, or the spec has no dims.
+        """
+        row = self._one_row()
+        starts = self.start.reshape(-1, len(row))
+        if not self._shape or not torch.equal(starts, starts[:1].expand_as(starts)):
+            raise ValueError(f"expected dims, and the same start for all rows, found {self!r}")
+        shape = (*self._shape[:-1], sum(row))
+        return MultiOneHot(row, shape, device=self._device, mask=self.mask, start=starts[0])
+
     def _details(self) -> list[str]:
-        return [f"nvec={self.nvec.tolist() if self._high.numel() <= 16 else '...'}"]
+        return [f"nvec={self.nvec.tolist() if self._high.numel() <= 16 and not self._high.is_meta else '...'}"]
 
 
+@Categorical.register
 class Binary(IntervalSpec):
     """Zeros and ones, independent of each other.
+
+    For `isinstance` it is a Categorical, as in TorchRL.
 
     Args:
         n: the size of the last dim.
         shape: the shape of a value; `(n,)` by default.
-        dtype: any dtype.
         device: the device of a value.
+        dtype: any dtype; int8 by default.
 
     Raises:
         ValueError: neither `n` nor `shape` is given, or they differ.
@@ -206,30 +314,31 @@ class Binary(IntervalSpec):
     torch.Size([2, 3])
     """
 
+    @dtype_or_device_first(2)
     def __init__(
         self,
         n: int | None = None,
         shape: Iterable[int] | int | None = None,
-        dtype: torch.dtype = torch.int8,
         device: DeviceLike | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         if n is None and shape is None:
             raise ValueError("Binary needs n or a shape")
         size = as_shape([int(n or 0)] if shape is None else shape)
         if n is not None and size[-1:] != (n,):
             raise ValueError(f"expected a shape that ends with n={n!r} for Binary, found {tuple(size)}")
-        super().__init__(size, dtype, device)
+        super().__init__(size, dtype or torch.int8, device)
         self._bound_by(torch.tensor(0), torch.tensor(1))
 
     @property
     def n(self) -> int:
-        """The size of the last dim; 1 if there is none."""
-        return self._shape[-1] if self._shape else 1
+        """How many values an element has: 2, as in TorchRL."""
+        return 2
 
+    def cardinality(self) -> int:
+        """Return 2, as TorchRL does: the elements do not count."""
+        return 2
 
-def integers(name: str, value: Any) -> torch.Tensor:
-    """Return an array-like of integers as an int64 tensor."""
-    array = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
-    if array.size and array.dtype.kind not in "iu":
-        raise ValueError(f"expected integers for {name}, found {value!r}")
-    return torch.from_numpy(array.astype(np.int64))
+    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
+        """Return all zeros and all ones, of shape `(2, *self.shape)`."""
+        return torch.stack([self.zero(), self.one()])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Self
 
 import numpy as np
 import torch
 
-from .base import DeviceLike, Rearrange, broadcasts, concrete
-from .leaf import TensorLeafSpec, compact, dtype_name, moved, numpy_dtype, same
+from .base import DeviceLike, Lead, Rearrange
+from .leaf import CPU, TensorLeafSpec, compact, dtype_name, dtype_or_device_first, moved, numpy_dtype, same
+from .shapes import broadcasts, concrete
 
 INT64 = torch.iinfo(torch.int64)
 NO_COMPARISON = (torch.uint16, torch.uint32, torch.uint64)
@@ -124,7 +125,7 @@ class IntervalSpec(TensorLeafSpec):
         """The upper bounds, of the spec's shape: a view, not to be written to."""
         return self._natural(self._high)
 
-    def rand(self, shape: Sequence[int] = ()) -> Any:
+    def rand(self, shape: Lead = ()) -> Any:
         """Return a random value of shape `(*shape, *self.shape)`, uniform over the interval."""
         size, dtype = self._size(shape), self._dtype
         if self._scalars is not None and dtype != torch.uint64:
@@ -158,9 +159,11 @@ class IntervalSpec(TensorLeafSpec):
             return f"elements in [{self._scalars[0]}, {self._scalars[1]}]"
         return f"elements in [{_bounds_text(self.low)}, {_bounds_text(self.high)}]"
 
-    def to(self, dest: DeviceLike | torch.dtype) -> Self:
-        """Return the spec on another device or of another dtype."""
+    def to(self, dest: DeviceLike | torch.dtype | None) -> Self:
+        """Return the spec on another device or of another dtype; None changes nothing."""
         new = super().to(dest)
+        if dest is None:
+            return new
         if isinstance(dest, torch.dtype):
             check_dtype(self.low, self.high, dest)
             new._bound(compact(self.low).to(dest), compact(self.high).to(dest))
@@ -197,8 +200,8 @@ class Bounded(IntervalSpec):
         low: the lower bound, a number or an array-like that broadcasts to `shape`.
         high: the upper bound, the same.
         shape: the shape of a value; by default that of the bounds, which must then have one.
+        device: the device of a value; by default that of `low` if it is a tensor.
         dtype: any number dtype; by default that of the bounds if they are tensors or arrays, else float32.
-        device: the device of a value.
 
     Raises:
         ValueError: the bounds have no shape, do not fit it, do not fit the dtype, or exclude every value.
@@ -213,13 +216,14 @@ class Bounded(IntervalSpec):
 
     _whole_numbers = False
 
+    @dtype_or_device_first(3)
     def __init__(
         self,
         low: Any,
         high: Any,
         shape: Iterable[int] | int | None = None,
-        dtype: torch.dtype | None = None,
         device: DeviceLike | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         dtype = dtype or _bounds_dtype(low, high)
         if dtype == torch.bool or dtype.is_complex:
@@ -235,7 +239,39 @@ class Bounded(IntervalSpec):
         _check_bounds(low, high, self._shape)
         self._bound(low, high)
 
-    def rand(self, shape: Sequence[int] = ()) -> torch.Tensor:
+    @property
+    def low(self) -> torch.Tensor:
+        """The lower bounds, of the spec's shape: a view, not to be written to, but it may be replaced."""
+        return super().low
+
+    @low.setter
+    def low(self, bound: Any) -> None:
+        self._replace_bounds(bound, self.high)
+
+    @property
+    def high(self) -> torch.Tensor:
+        """The upper bounds, of the spec's shape: a view, not to be written to, but it may be replaced."""
+        return super().high
+
+    @high.setter
+    def high(self, bound: Any) -> None:
+        self._replace_bounds(self.low, bound)
+
+    def _replace_bounds(self, low: Any, high: Any) -> None:
+        low, high = (_as_bound(name, b, self._dtype).to(CPU) for name, b in (("low", low), ("high", high)))
+        _check_bounds(low, high, self._shape)
+        self._bound(low, high)
+
+    @property
+    def domain(self) -> str | None:
+        """The kind of values: "continuous" for floating-point dtypes, else "discrete"."""
+        return "continuous" if self._dtype.is_floating_point else "discrete"
+
+    def cardinality(self) -> int | float:
+        """Return infinity, whatever the dtype, as TorchRL does."""
+        return math.inf
+
+    def rand(self, shape: Lead = ()) -> torch.Tensor:
         """Return a random value of shape `(*shape, *self.shape)`."""
         if not self._dtype.is_floating_point:
             value: torch.Tensor = super().rand(shape)
@@ -258,45 +294,6 @@ class Bounded(IntervalSpec):
 
     def _details(self) -> list[str]:
         return [f"low={_bounds_text(self.low)}", f"high={_bounds_text(self.high)}"]
-
-
-class Unbounded(TensorLeafSpec):
-    """Any values of the dtype.
-
-    Args:
-        shape: the shape of a value; (1,) by default, as in TorchRL.
-        dtype: any dtype.
-        device: the device of a value.
-
-    >>> from aioenvs.specs import Unbounded
-    >>> Unbounded((2, 3)).zero((4,)).shape
-    torch.Size([4, 2, 3])
-    """
-
-    def __init__(
-        self,
-        shape: Iterable[int] | int = (1,),
-        dtype: torch.dtype = torch.float32,
-        device: DeviceLike | None = None,
-    ) -> None:
-        super().__init__(shape, dtype, device)
-
-    def rand(self, shape: Sequence[int] = ()) -> torch.Tensor:
-        """Return a random value of shape `(*shape, *self.shape)`: normal, or uniform for integers."""
-        size, dtype = self._size(shape), self._dtype
-        if dtype.is_floating_point or dtype.is_complex:
-            return torch.randn(size, dtype=dtype, device=self._device)
-        if dtype == torch.bool:
-            return torch.randint(0, 2, size, dtype=dtype, device=self._device)
-        bits = torch.empty(size, dtype=torch.int64, device=self._device).random_(INT64.min, None)
-        return bits.view(dtype) if dtype == torch.uint64 else bits.to(dtype)
-
-    def _contains(self, value: torch.Tensor) -> bool:
-        return True
-
-    def project(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the value in the spec's dtype, see `TensorSpec.project`."""
-        return self._fitted(value).to(self._dtype)
 
 
 def _bounds_dtype(low: Any, high: Any) -> torch.dtype:
@@ -383,6 +380,8 @@ def _aminmax(bound: torch.Tensor) -> tuple[Any, Any]:
 
 
 def _bounds_text(bound: torch.Tensor) -> str:
+    if bound.is_meta:
+        return "..."
     stored = compact(bound)
     if stored.numel() == 1:
         return str(stored.flatten().tolist()[0])

@@ -4,14 +4,43 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 import torch
 
-from .base import DeviceLike, Rearrange, TensorSpec, as_device, as_shape, concrete, ends_with
+from .base import DeviceLike, Lead, Rearrange, TensorSpec, as_device
+from .shapes import as_shape, concrete, ends_with
+
+CPU = torch.device("cpu")
+P = ParamSpec("P")
+S = TypeVar("S")
+
+
+def dtype_or_device_first(
+    position: int,
+) -> Callable[[Callable[Concatenate[S, P], None]], Callable[Concatenate[S, P], None]]:
+    """Let a constructor take `device` and `dtype` by position in either order.
+
+    The device comes first in TorchRL, where the dtype often stands first in torch.
+
+    Args:
+        position: where the device is expected, without counting `self`; the dtype comes behind it.
+    """
+
+    def decorate(init: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
+        @wraps(init)
+        def either(self: S, /, *args: Any, **kwargs: Any) -> None:
+            if len(args) > position and isinstance(args[position], torch.dtype):
+                device = args[position + 1] if len(args) > position + 1 else kwargs.pop("device", None)
+                args = (*args[:position], device, args[position], *args[position + 2 :])
+            init(self, *args, **kwargs)
+
+        return either
+
+    return decorate
 
 
 class LeafSpec(TensorSpec):
@@ -24,14 +53,20 @@ class LeafSpec(TensorSpec):
         self._shape = as_shape(shape)
         self._device = None if device is None else as_device(device)
 
-    def _size(self, shape: Sequence[int]) -> torch.Size:
+    def _size(self, shape: Lead) -> torch.Size:
         """Return the shape of a value drawn with `shape`."""
         own = self._shape
-        return torch.Size([*shape, *(concrete(own) if -1 in own else own)])
+        return torch.Size([*(shape or ()), *(concrete(own) if -1 in own else own)])
 
-    def to(self, dest: DeviceLike | torch.dtype) -> Self:
-        """Return the spec on another device or of another dtype."""
+    def clone(self) -> Self:
+        """Return a copy; changing one leaves the other as it is."""
+        return copy.copy(self)  # what a spec holds is replaced, never changed
+
+    def to(self, dest: DeviceLike | torch.dtype | None) -> Self:
+        """Return the spec on another device or of another dtype; None changes nothing."""
         new = copy.copy(self)
+        if dest is None:
+            return new
         if isinstance(dest, torch.dtype):
             new._dtype = dest
             return new
@@ -80,6 +115,8 @@ class TensorLeafSpec(LeafSpec):
 
     def __init__(self, shape: Iterable[int] | int, dtype: torch.dtype, device: DeviceLike | None) -> None:
         super().__init__(shape, torch.get_default_device() if device is None else device)
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"expected a torch.dtype as dtype of {type(self).__name__}, found {dtype!r}")
         self._dtype = dtype
 
     @property
@@ -92,11 +129,16 @@ class TensorLeafSpec(LeafSpec):
         """The device of a value."""
         return self._device
 
-    def zero(self, shape: Sequence[int] = ()) -> torch.Tensor:
+    @property
+    def domain(self) -> str | None:
+        """The kind of values: "continuous" or "discrete"."""
+        return "discrete"
+
+    def zero(self, shape: Lead = ()) -> torch.Tensor:
         """Return zeros of shape `(*shape, *self.shape)`; they need not be in the spec."""
         return torch.zeros(self._size(shape), dtype=self._dtype, device=self._device)
 
-    def one(self, shape: Sequence[int] = ()) -> torch.Tensor:
+    def one(self, shape: Lead = ()) -> torch.Tensor:
         """Return ones of shape `(*shape, *self.shape)`; they need not be in the spec."""
         return torch.ones(self._size(shape), dtype=self._dtype, device=self._device)
 
@@ -108,6 +150,13 @@ class TensorLeafSpec(LeafSpec):
             and ends_with(value.shape, self._shape)
             and self._contains(value)
         )
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        """Do nothing if the value has the spec's dtype, see `TensorSpec.type_check`."""
+        found = getattr(value, "dtype", None)
+        if found != self._dtype:
+            where = "" if key is None else f"{key!r}: "
+            raise TypeError(f"{where}expected dtype {dtype_name(self._dtype)} for {self!r}, found {found}")
 
     @abstractmethod
     def _contains(self, value: torch.Tensor) -> bool:
@@ -137,16 +186,21 @@ class TensorLeafSpec(LeafSpec):
             raise ValueError(f"expected shape {expected} for {self!r}, found {tuple(value.shape)}")
         return value
 
-    def encode(self, value: Any) -> torch.Tensor:
+    def encode(self, value: Any, *, ignore_device: bool = False) -> torch.Tensor:
         """Return a numpy or Python value as a new tensor of this spec, see `TensorSpec.encode`."""
-        tensor = new_tensor(value, self._dtype, self._device)
+        tensor = new_tensor(value, self._dtype, self._encoding_device(ignore_device))
         shape = self._shape
         if not ends_with(tensor.shape, shape) and shape[-1:] == (1,) and ends_with(tensor.shape, shape[:-1]):
             tensor = tensor.unsqueeze(-1)
         return self._fitted(tensor)
 
-    def to_numpy(self, value: torch.Tensor) -> Any:
-        """Return a value of this spec as a new array."""
+    def _encoding_device(self, ignore_device: bool) -> torch.device:
+        return CPU if ignore_device else self._device
+
+    def to_numpy(self, value: torch.Tensor, safe: bool | None = None) -> Any:
+        """Return a value of this spec as a new array, see `TensorSpec.to_numpy`."""
+        if safe:
+            self.assert_is_in(value)
         return np.array(value.detach().cpu().numpy())
 
 
@@ -170,6 +224,14 @@ def _summary(value: torch.Tensor) -> str:
         return repr(value.tolist())
     wide = value.detach().to(torch.float64)
     return f"elements from {wide.min().item():g} to {wide.max().item():g}"
+
+
+def integers(name: str, value: Any) -> torch.Tensor:
+    """Return an array-like of integers as an int64 tensor."""
+    array = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"expected integers for {name}, found {value!r}")
+    return torch.from_numpy(array.astype(np.int64))
 
 
 @lru_cache(maxsize=64)
@@ -206,9 +268,11 @@ def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    """Whether two tensors are equal, or both None."""
+    """Whether two tensors are equal, or both None; on the meta device, whether their shapes are."""
     if a is b or a is None or b is None:
         return a is b
+    if a.is_meta or b.is_meta:
+        return a.is_meta == b.is_meta and a.shape == b.shape
     if a.shape == b.shape and a.stride() == b.stride():
         a, b = compact(a), compact(b)
     return torch.equal(a, b)

@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from .base import DeviceLike, as_shape
-from .discrete import integers
-from .leaf import TensorLeafSpec, new_tensor, open_shape
+from .base import DeviceLike, Lead
+from .leaf import TensorLeafSpec, dtype_or_device_first, integers, new_tensor, open_shape
+from .masks import as_mask, draw_masked, require_choice
+from .shapes import as_shape, concrete
+
+if TYPE_CHECKING:
+    from .discrete import Categorical, MultiCategorical
 
 
-class MultiOneHot(TensorLeafSpec):
-    """Several choices, each one-hot, one behind the other in the last dim.
-
-    Args:
-        nvec: how many values each choice has.
-        shape: the shape of a value, which ends with `sum(nvec)`; by default just that.
-        dtype: bool by default; any dtype.
-        device: the device of a value.
-        start: the smallest value on the Gymnasium side (`encode`, `to_numpy`), one for all or one for each.
-
-    Raises:
-        ValueError: an n is not positive, or the shape does not end with their sum.
-
-    >>> from aioenvs.specs import MultiOneHot
-    >>> spec = MultiOneHot([2, 3])
-    >>> spec.encode([1, 2]).int()
-    tensor([0, 1, 0, 0, 1], dtype=torch.int32)
-    >>> spec.to_numpy(spec.encode([1, 2]))
-    array([1, 2])
-    """
+class OneHotSpec(TensorLeafSpec):
+    """One-hot encoded choices, one behind the other in the last dim."""
 
     _event_ndim = 1
+    _held = ("_mask",)
+    _mask: torch.Tensor | None = None
 
     def __init__(
         self,
-        nvec: Sequence[int] | torch.Tensor | np.ndarray[Any, Any],
-        shape: Iterable[int] | int | None = None,
-        dtype: torch.dtype = torch.bool,
-        device: DeviceLike | None = None,
-        *,
-        start: Any = 0,
+        nvec: Any,
+        shape: Iterable[int] | int | None,
+        device: DeviceLike | None,
+        dtype: torch.dtype | None,
+        use_register: bool,
+        mask: Any,
+        start: Any,
     ) -> None:
+        if use_register:
+            raise NotImplementedError("use_register=True is not supported; encode with start, or map the values")
         counts = integers("nvec", nvec)
         if counts.ndim != 1 or not counts.numel() or not bool((counts >= 1).all()):
             raise ValueError(f"expected one n >= 1 per choice for {type(self).__name__}, found {nvec!r}")
@@ -54,18 +46,34 @@ class MultiOneHot(TensorLeafSpec):
         if size[-1:] != (total,):
             kind = type(self).__name__
             raise ValueError(f"expected a shape that ends with {total} for {kind}, found {tuple(size)}")
-        super().__init__(size, dtype, device)
+        super().__init__(size, dtype or torch.bool, device)
         self._start = tuple(np.broadcast_to(integers("start", start).numpy(), len(self._nvec)).tolist())
+        if mask is not None:
+            self.update_mask(mask)
+
+    def update_mask(self, mask: Any) -> None:
+        """Change, in place, which values are in the spec.
+
+        Args:
+            mask: bool, broadcasts to the spec's shape: which elements may be 1; None for all. Where it is False for
+                all elements of a choice, nothing is in the spec, and `rand` and `project` raise ValueError.
+
+        Raises:
+            ValueError: the mask has another shape or dtype.
+        """
+        self._mask = None if mask is None else as_mask(mask, concrete(self._shape), self)
 
     @property
-    def nvec(self) -> tuple[int, ...]:
-        """How many values each choice has."""
-        return self._nvec
+    def mask(self) -> torch.Tensor | None:
+        """Which elements may be 1, bool of the spec's shape; None for all of them."""
+        return self._mask
 
-    def rand(self, shape: Sequence[int] = ()) -> torch.Tensor:
-        """Return a random value of shape `(*shape, *self.shape)`, one choice as likely as another."""
-        batch = (*self._size(shape)[:-1], 1)
-        return self._one_hot([torch.randint(n, batch, device=self._device) for n in self._nvec])
+    def rand(self, shape: Lead = ()) -> torch.Tensor:
+        """Return a random value of shape `(*shape, *self.shape)`, one allowed choice as likely as another."""
+        batch = self._size(shape)[:-1]
+        if self._mask is None:
+            return self._one_hot([torch.randint(n, (*batch, 1), device=self._device) for n in self._nvec])
+        return self._one_hot([draw_masked(part, batch, self).unsqueeze(-1) for part in self._parts(self._mask)])
 
     def _one_hot(self, choices: Iterable[torch.Tensor]) -> torch.Tensor:
         """Return the value for indices of shape `(*, 1)`, one tensor per choice."""
@@ -83,23 +91,38 @@ class MultiOneHot(TensorLeafSpec):
 
     def _contains(self, value: torch.Tensor) -> bool:
         hot = value if value.dtype == torch.bool else value == 1
+        if self._mask is not None and bool((hot & ~self._mask.to(hot.device)).any()):
+            return False
         ones_and_zeros = value.dtype == torch.bool or bool((hot | (value == 0)).all())
         return ones_and_zeros and all(bool((part.sum(-1) == 1).all()) for part in self._parts(hot))
 
     def _domain(self) -> str:
-        return f"exactly one 1 in each group of {', '.join(map(str, self._nvec))} elements"
+        allowed = ", where the mask allows it" * (self._mask is not None)
+        return f"exactly one 1 in each group of {', '.join(map(str, self._nvec))} elements{allowed}"
 
     def project(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the value with the (first) largest element of each choice set, see `TensorSpec.project`."""
-        return self._one_hot(self._chosen(self._fitted(value)))
+        """Return the value with the (first) largest allowed element of each choice set, see `TensorSpec.project`.
 
-    def encode(self, value: Any) -> Any:
+        Raises:
+            ValueError: its shape does not fit, or the mask allows no element somewhere.
+        """
+        value = self._fitted(value)
+        if self._mask is not None and value.numel():
+            mask = self._mask.to(value.device)
+            for part in self._parts(mask):
+                require_choice(part, self)
+            floating = value.is_floating_point()
+            value = value if floating else value.to(torch.int64)
+            value = value.masked_fill(~mask, -math.inf if floating else torch.iinfo(torch.int64).min)
+        return self._one_hot(self._chosen(value))
+
+    def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
         """Return integers of shape `(*, len(nvec))`, each in [start, start + n), as a new one-hot tensor.
 
         Raises:
             ValueError: the shape does not fit, or an integer is out of range.
         """
-        indices = new_tensor(value, torch.int64, self._device)
+        indices = new_tensor(value, torch.int64, self._encoding_device(ignore_device))
         expected = (*self._shape[:-1], len(self._nvec))
         if indices.shape[max(indices.ndim - len(expected), 0) :] != expected:
             shape = open_shape(expected)
@@ -107,16 +130,33 @@ class MultiOneHot(TensorLeafSpec):
         return self._encoded([indices[..., i : i + 1] for i in range(len(self._nvec))])
 
     def _encoded(self, choices: list[torch.Tensor]) -> torch.Tensor:
-        choices = [choice - start for choice, start in zip(choices, self._start, strict=True)]
+        choices = [choice.to(torch.int64) - start for choice, start in zip(choices, self._start, strict=True)]
         for index, n, start in zip(choices, self._nvec, self._start, strict=True):
             if not bool(((index >= 0) & (index < n)).all()):
                 found = (index + start).squeeze(-1).tolist()
                 raise ValueError(f"expected integers in [{start}, {start + n}) for {self!r}, found {found!r}")
         return self._one_hot(choices)
 
-    def to_numpy(self, value: torch.Tensor) -> Any:
+    def to_numpy(self, value: torch.Tensor, safe: bool | None = None) -> Any:
         """Return the integers of a one-hot value, an array of shape `(*, len(nvec))`."""
+        if safe:
+            self.assert_is_in(value)
         return (torch.cat(self._chosen(value), -1).cpu() + torch.tensor(self._start)).numpy()
+
+    def cardinality(self) -> int:
+        """Return the number of one-hot rows, regardless of a mask."""
+        return math.prod(self._nvec)
+
+    def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return the value, after a check if `safe`."""
+        if safe:
+            self.assert_is_in(value)
+        return value
+
+    def _to_integers(self, value: torch.Tensor, safe: bool | None) -> torch.Tensor:
+        if safe:
+            self.assert_is_in(value)
+        return torch.cat(self._chosen(value), -1) + torch.tensor(self._start, device=value.device)
 
     def __eq__(self, other: object) -> bool:
         """Whether the other spec describes the same values on the same device."""
@@ -127,22 +167,21 @@ class MultiOneHot(TensorLeafSpec):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _details(self) -> list[str]:
-        return [f"nvec={list(self._nvec)}"]
 
-
-class OneHot(MultiOneHot):
+class OneHot(OneHotSpec):
     """One of n choices, one-hot in the last dim.
 
     Args:
         n: how many values there are.
         shape: the shape of a value, which ends with n; by default just that.
-        dtype: bool by default; any dtype.
         device: the device of a value.
-        start: the smallest value on the Gymnasium side (`encode`, `to_numpy`).
+        dtype: any dtype; bool by default.
+        use_register: not supported, must be False.
+        mask: bool, broadcasts to `shape`: which elements may be 1; all by default.
+        start: the smallest value on the side of the integers (`encode`, `to_numpy`, `to_categorical`).
 
     Raises:
-        ValueError: n is not positive, or the shape does not end with it.
+        ValueError: n is not positive, the shape does not end with it, or the mask does not fit.
 
     >>> from aioenvs.specs import OneHot
     >>> spec = OneHot(3)
@@ -152,33 +191,136 @@ class OneHot(MultiOneHot):
     1
     """
 
+    @dtype_or_device_first(2)
     def __init__(
         self,
         n: int,
         shape: Iterable[int] | int | None = None,
-        dtype: torch.dtype = torch.bool,
         device: DeviceLike | None = None,
+        dtype: torch.dtype | None = None,
+        use_register: bool = False,
+        mask: Any = None,
         *,
         start: int = 0,
     ) -> None:
-        super().__init__([int(n)], shape, dtype, device, start=start)
+        super().__init__([int(n)], shape, device, dtype, use_register, mask, start)
 
     @property
     def n(self) -> int:
         """How many values there are."""
         return self._nvec[0]
 
-    def encode(self, value: Any) -> Any:
+    def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
         """Return integers of shape `(*, *self.shape[:-1])` in [start, start + n) as a new one-hot tensor.
 
         Raises:
             ValueError: the shape does not fit, or an integer is out of range.
         """
-        return super().encode(new_tensor(value, torch.int64, self._device).unsqueeze(-1))
+        device = self._encoding_device(ignore_device)
+        return super().encode(new_tensor(value, torch.int64, device).unsqueeze(-1), ignore_device=ignore_device)
 
-    def to_numpy(self, value: torch.Tensor) -> Any:
+    def to_numpy(self, value: torch.Tensor, safe: bool | None = None) -> Any:
         """Return the integers of a one-hot value, without its last dim."""
-        return super().to_numpy(value)[..., 0]
+        return super().to_numpy(value, safe)[..., 0]
+
+    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
+        """Return the n rows, each for the whole batch, of shape `(n, *self.shape)`, see `TensorSpec.enumerate`."""
+        categorical = self.to_categorical_spec()
+        return categorical.to_one_hot(categorical.enumerate(use_mask)).to(self._dtype)
+
+    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return the integers of a one-hot value: int64, without its last dim.
+
+        Args:
+            value: of shape `(*, n)`; its largest element counts.
+            safe: whether to check that the value is in the spec.
+        """
+        return self._to_integers(value, safe).squeeze(-1)
+
+    def to_categorical_spec(self) -> Categorical:
+        """Return the spec of the integers."""
+        from .discrete import Categorical
+
+        return Categorical(self.n, self._shape[:-1], device=self._device, mask=self._mask, start=self._start[0])
+
+    def to_one_hot_spec(self) -> OneHot:
+        """Return the spec."""
+        return self
 
     def _details(self) -> list[str]:
-        return [f"n={self.n}"]
+        return [f"n={self.n}", *["masked"] * (self._mask is not None)]
+
+
+@OneHot.register
+class MultiOneHot(OneHotSpec):
+    """Several choices, each one-hot, one behind the other in the last dim.
+
+    For `isinstance` it is a OneHot, as in TorchRL.
+
+    Args:
+        nvec: how many values each choice has.
+        shape: the shape of a value, which ends with `sum(nvec)`; by default just that.
+        device: the device of a value.
+        dtype: any dtype; bool by default.
+        use_register: not supported, must be False.
+        mask: bool, broadcasts to `shape`: which elements may be 1; all by default.
+        start: the smallest value on the side of the integers (`encode`, `to_numpy`, `to_categorical`), one for all
+            or one for each.
+
+    Raises:
+        ValueError: an n is not positive, the shape does not end with their sum, or the mask does not fit.
+
+    >>> from aioenvs.specs import MultiOneHot
+    >>> spec = MultiOneHot([2, 3])
+    >>> spec.encode([1, 2]).int()
+    tensor([0, 1, 0, 0, 1], dtype=torch.int32)
+    >>> spec.to_numpy(spec.encode([1, 2]))
+    array([1, 2])
+    """
+
+    @dtype_or_device_first(2)
+    def __init__(
+        self,
+        nvec: Sequence[int] | torch.Tensor | np.ndarray[Any, Any],
+        shape: Iterable[int] | int | None = None,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype | None = None,
+        use_register: bool = False,
+        mask: Any = None,
+        *,
+        start: Any = 0,
+    ) -> None:
+        super().__init__(nvec, shape, device, dtype, use_register, mask, start)
+
+    @property
+    def nvec(self) -> list[int]:
+        """How many values each choice has."""
+        return list(self._nvec)
+
+    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
+        """Return all rows, each for the whole batch, of shape `(cardinality, *self.shape)`."""
+        categorical = self.to_categorical_spec()
+        return categorical.to_one_hot(categorical.enumerate(use_mask)).to(self._dtype)
+
+    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return the integers of a one-hot value: int64 `(*, len(nvec))`.
+
+        Args:
+            value: of shape `(*, sum(nvec))`; the largest element of each choice counts.
+            safe: whether to check that the value is in the spec.
+        """
+        return self._to_integers(value, safe)
+
+    def to_categorical_spec(self) -> MultiCategorical:
+        """Return the spec of the integers."""
+        from .discrete import MultiCategorical
+
+        shape = (*self._shape[:-1], len(self._nvec))
+        return MultiCategorical(self._nvec, shape, device=self._device, mask=self._mask, start=self._start)
+
+    def to_one_hot_spec(self) -> MultiOneHot:
+        """Return the spec."""
+        return self
+
+    def _details(self) -> list[str]:
+        return [f"nvec={list(self._nvec)}", *["masked"] * (self._mask is not None)]

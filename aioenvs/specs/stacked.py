@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
-import numpy as np
 import torch
 from tensordict import lazy_stack
 
-from .base import DeviceLike, TensorSpec, expanded_shape, full_index, shape_argument, wrap_dim
+from .base import TensorSpec
 from .composite import Composite
-from .leaf import dtype_name, key_prefix
+from .leaf import dtype_name
+from .stack import StackSpec, shapes_of
 
 
 def stack_specs(specs: Iterable[TensorSpec], dim: int = 0) -> Any:
@@ -33,10 +32,10 @@ def stack_specs(specs: Iterable[TensorSpec], dim: int = 0) -> Any:
         return _dense(specs[0], len(specs), dim)
     composites = [spec for spec in specs if isinstance(spec, Composite)]
     if not composites:
-        return Stacked(*specs, stack_dim=dim)
+        return Stacked(*specs, dim=dim)
     if len(composites) < len(specs):
         raise TypeError(f"cannot stack composites and leaves together, found {specs!r}")
-    return StackedComposite(*composites, stack_dim=dim)
+    return StackedComposite(*composites, dim=dim)
 
 
 def _dense(spec: TensorSpec, n: int, dim: int) -> TensorSpec:
@@ -44,231 +43,7 @@ def _dense(spec: TensorSpec, n: int, dim: int) -> TensorSpec:
     return spec.expand(*spec.shape[:dim], n, *spec.shape[dim + 1 :])
 
 
-def _shapes(values: Iterable[Any]) -> list[tuple[int, ...]]:
-    return [tuple(value.shape) for value in values]
-
-
-class _Stack(TensorSpec):
-    """What both kinds of stacked specs share: a tuple of specs, one for each index along `stack_dim`."""
-
-    _stacked: tuple[Any, ...]
-    _dim: int
-
-    def _init_stack(self, specs: tuple[Any, ...], stack_dim: int) -> None:
-        if not specs:
-            raise ValueError(f"{type(self).__name__} needs at least one spec")
-        if len({spec.ndim for spec in specs}) > 1:
-            raise ValueError(f"expected the same number of dims, found the shapes {_shapes(specs)}")
-        self._stacked, self._dim = specs, wrap_dim(stack_dim, specs[0].ndim + 1)
-
-    @property
-    def stack_dim(self) -> int:
-        """The dim along which the specs differ."""
-        return self._dim
-
-    @property
-    def shape(self) -> torch.Size:
-        """The shape of a value; -1 where the specs differ."""
-        sizes = [
-            found.pop() if len(found := set(along)) == 1 else -1
-            for along in zip(*(spec.shape for spec in self._stacked), strict=True)
-        ]
-        return torch.Size([*sizes[: self._dim], len(self._stacked), *sizes[self._dim :]])
-
-    @shape.setter
-    def shape(self, shape: Iterable[int]) -> None:
-        raise AttributeError(f"cannot set the shape of a stacked spec; expand it to {tuple(shape)!r}")
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of a value; None where the specs differ."""
-        found = {spec.dtype for spec in self._stacked}
-        return found.pop() if len(found) == 1 else None
-
-    @property
-    def device(self) -> torch.device | None:
-        """The device of a value; None where the specs differ."""
-        found = {spec.device for spec in self._stacked}
-        return found.pop() if len(found) == 1 else None
-
-    # Values
-
-    def _join(self, values: Sequence[Any], dim: int) -> Any:
-        raise NotImplementedError
-
-    def _split(self, value: Any) -> Sequence[Any]:
-        """Return the values of the stacked specs.
-
-        Raises:
-            ValueError: there is another number of them.
-        """
-        if isinstance(value, list | tuple):
-            parts: Sequence[Any] = value
-        elif isinstance(value, np.ndarray):
-            parts = list(np.moveaxis(value, value.ndim - self.ndim + self._dim, 0))
-        elif getattr(value, "is_nested", False):
-            parts = value.unbind(0)
-        elif hasattr(value, "unbind") and value.ndim >= self.ndim:
-            parts = value.unbind(value.ndim - self.ndim + self._dim)
-        else:
-            raise ValueError(f"expected a value of shape {tuple(self.shape)}, found {value!r}")
-        if len(parts) != len(self._stacked):
-            n = len(self._stacked)
-            raise ValueError(f"expected {n} values along dim {self._dim}, found {len(parts)}")
-        return parts
-
-    def rand(self, shape: Sequence[int] = ()) -> Any:
-        """Return a random value of each spec, stacked; shape `(*shape, *self.shape)`."""
-        return self._join([spec.rand(shape) for spec in self._stacked], len(shape) + self._dim)
-
-    def zero(self, shape: Sequence[int] = ()) -> Any:
-        """Return zeros of each spec, stacked; shape `(*shape, *self.shape)`."""
-        return self._join([spec.zero(shape) for spec in self._stacked], len(shape) + self._dim)
-
-    def one(self, shape: Sequence[int] = ()) -> Any:
-        """Return ones of each spec, stacked; shape `(*shape, *self.shape)`."""
-        return self._join([spec.one(shape) for spec in self._stacked], len(shape) + self._dim)
-
-    def is_in(self, value: Any) -> bool:
-        """Whether each part of the value along `stack_dim` is in its spec; a list of parts will do."""
-        try:
-            parts = self._split(value)
-        except (ValueError, IndexError):
-            return False
-        return all(spec.is_in(part) for spec, part in zip(self._stacked, parts, strict=True))
-
-    def _differences(self, value: Any, key: tuple[str, ...]) -> list[str]:
-        try:
-            parts = self._split(value)
-        except (ValueError, IndexError) as error:
-            return [f"{key_prefix(key)}{error}"]
-        return [
-            f"[{i}] {difference}"
-            for i, (spec, part) in enumerate(zip(self._stacked, parts, strict=True))
-            for difference in spec._differences(part, key)
-        ]
-
-    def project(self, value: Any) -> Any:
-        """Return the value with each part projected, see `TensorSpec.project`."""
-        parts = [spec.project(part) for spec, part in zip(self._stacked, self._split(value), strict=True)]
-        lead = parts[0].ndim - self._stacked[0].ndim
-        return self._join(parts, lead + self._dim)
-
-    def encode(self, value: Any) -> Any:
-        """Return the parts of a list or array, each encoded by its spec, stacked."""
-        parts = [spec.encode(part) for spec, part in zip(self._stacked, self._split(value), strict=True)]
-        lead = parts[0].ndim - self._stacked[0].ndim
-        return self._join(parts, lead + self._dim)
-
-    def to_numpy(self, value: Any) -> Any:
-        """Return a list of what the specs make of their parts."""
-        return [spec.to_numpy(part) for spec, part in zip(self._stacked, self._split(value), strict=True)]
-
-    # Other specs
-
-    def _remade(self, specs: Iterable[Any], dim: int) -> Self:
-        new = copy.copy(self)
-        new._stacked, new._dim = tuple(specs), dim
-        return new
-
-    def clone(self) -> Self:
-        """Return a copy; changing one leaves the other as it is."""
-        return self._remade((spec.clone() for spec in self._stacked), self._dim)
-
-    def to(self, dest: DeviceLike | torch.dtype) -> Self:
-        """Return the spec on another device (or, for leaves, of another dtype)."""
-        return self._remade((spec.to(dest) for spec in self._stacked), self._dim)
-
-    def expand(self, *shape: Any) -> Self:
-        """Return the spec of a larger shape, see `TensorSpec.expand`."""
-        new = expanded_shape(self.shape, shape_argument(shape))
-        dim = self._dim + len(new) - self.ndim
-        if new[dim] != len(self._stacked):
-            raise ValueError(f"cannot expand dim {self._dim}, along which specs differ, to {new[dim]}")
-        rest = (*new[:dim], *new[dim + 1 :])
-        return self._remade((spec.expand(*rest) for spec in self._stacked), dim)
-
-    def reshape(self, *shape: Any) -> Self:
-        """Not possible for a stacked spec."""
-        raise NotImplementedError(f"cannot reshape a stacked spec to {shape!r}; reshape before stacking")
-
-    def unsqueeze(self, dim: int) -> Self:
-        """Return the spec with a new dim of size 1 at `dim`."""
-        dim = wrap_dim(dim, self.ndim + 1)
-        before = dim <= self._dim
-        specs = (spec.unsqueeze(dim if before else dim - 1) for spec in self._stacked)
-        return self._remade(specs, self._dim + before)
-
-    def squeeze(self, dim: int | None = None) -> Any:
-        """Return the spec without the dims of size 1, or without dim `dim` if it has size 1."""
-        dims = range(self.ndim) if dim is None else [wrap_dim(dim, self.ndim)]
-        spec: Any = self
-        for i in reversed(dims):
-            if self.shape[i] == 1:
-                spec = spec[(*[slice(None)] * i, 0)]
-        return spec
-
-    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """Return the specs along a dim; those that were stacked if it is `stack_dim`."""
-        return self._stacked if wrap_dim(dim, self.ndim) == self._dim else super().unbind(dim)
-
-    def _indexed(self, index: Any) -> Any:
-        items = full_index(index, self.ndim)
-        if len(items) > self.ndim:
-            raise IndexError(f"too many indices for a spec of shape {tuple(self.shape)}: {index!r}")
-        before, after = items[: self._dim], items[self._dim + 1 :]
-        rest = (*before, *after)
-        if not all(isinstance(item, int | np.integer | slice) for item in rest):
-            raise IndexError(f"expected only integers and slices but along dim {self._dim}, found {index!r}")
-        at = items[self._dim] if len(items) > self._dim else slice(None)
-        chosen = self._choose(at)
-        if isinstance(chosen, TensorSpec):
-            return chosen[rest] if rest else chosen
-        dim = self._dim - sum(not isinstance(item, slice) for item in before)
-        return stack_specs([spec[rest] if rest else spec for spec in chosen], dim)
-
-    def _choose(self, at: Any) -> Any:
-        """Return the spec, or the list of specs, at an index along `stack_dim`."""
-        if isinstance(at, int | np.integer):
-            if not -len(self._stacked) <= at < len(self._stacked):
-                raise IndexError(f"index {at} is out of range for {len(self._stacked)} specs")
-            return self._stacked[at]
-        if isinstance(at, slice):
-            chosen = list(self._stacked[at])
-        else:
-            where = torch.arange(len(self._stacked))[torch.as_tensor(at)]
-            if where.ndim == 0:
-                return self._stacked[int(where)]
-            if where.ndim > 1:
-                raise IndexError(f"expected one dim in an index along dim {self._dim}, found {at!r}")
-            chosen = [self._stacked[i] for i in where.tolist()]
-        if not chosen:
-            raise IndexError(f"the index {at!r} selects none of {len(self._stacked)} specs")
-        return chosen
-
-    def __eq__(self, other: object) -> bool:
-        """Whether the other spec stacks equal specs along the same dim."""
-        return (
-            type(self) is type(other)
-            and isinstance(other, _Stack)
-            and (self._dim, self._stacked) == (other._dim, other._stacked)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        """Return one line per spec."""
-        lines = [f"{spec!r},".replace("\n", "\n    ") for spec in self._stacked]
-        return f"{type(self).__name__}(" + "".join(f"\n    {line}" for line in lines) + f"\n{self._footer()})"
-
-    def _footer(self) -> str:
-        return f"shape={tuple(self.shape)}, stack_dim={self._dim}"
-
-    def _rearranged(self, shape: torch.Size, op: Callable[[Any], Any]) -> Self:
-        raise NotImplementedError
-
-
-class Stacked(_Stack):
+class Stacked(StackSpec):
     """Different leaf specs along one dim.
 
     Values are dense tensors where the shapes agree, and nested tensors (`torch.nested`, jagged) where
@@ -284,14 +59,14 @@ class Stacked(_Stack):
 
     Args:
         *specs: the specs, with the same number of dims.
-        stack_dim: the dim along which they are stacked.
+        dim: the dim along which they are stacked.
 
     Raises:
         ValueError: no specs, or they differ in their number of dims or their device.
     """
 
-    def __init__(self, *specs: TensorSpec, stack_dim: int = 0) -> None:
-        self._init_stack(specs, stack_dim)
+    def __init__(self, *specs: TensorSpec, dim: int = 0) -> None:
+        self._init_stack(specs, dim)
         devices = sorted({str(spec.device) for spec in specs})
         if len(devices) > 1:
             raise ValueError(f"expected specs on one device, found {devices}")
@@ -314,12 +89,12 @@ class Stacked(_Stack):
         except RuntimeError:
             pass
         raise ValueError(
-            f"cannot stack values of the shapes {_shapes(values)} along dim {dim}: a nested tensor is stacked "
+            f"cannot stack values of the shapes {shapes_of(values)} along dim {dim}: a nested tensor is stacked "
             "along dim 0 and varies along one dim; stack Composites instead"
         )
 
 
-class StackedComposite(_Stack, Composite):
+class StackedComposite(StackSpec, Composite):
     """Different composites along one dim; values are `LazyStackedTensorDict`.
 
     Its keys are those that all composites have; more keys of some can be reached by `spec[i]`.
@@ -336,16 +111,16 @@ class StackedComposite(_Stack, Composite):
 
     Args:
         *specs: the composites, of the same shape.
-        stack_dim: the dim along which they are stacked.
+        dim: the dim along which they are stacked.
 
     Raises:
         ValueError: no specs, or their shapes differ.
     """
 
-    def __init__(self, *specs: Composite, stack_dim: int = 0) -> None:
-        self._init_stack(specs, stack_dim)
+    def __init__(self, *specs: Composite, dim: int = 0) -> None:
+        self._init_stack(specs, dim)
         if len({spec.shape for spec in specs}) > 1:
-            raise ValueError(f"expected composites of one shape, found {_shapes(specs)}")
+            raise ValueError(f"expected composites of one shape, found {shapes_of(specs)}")
 
     def __getitem__(self, index: Any) -> Any:
         """Return the entry at a key (stacked), or the spec of a part of the batch."""
@@ -374,10 +149,27 @@ class StackedComposite(_Stack, Composite):
         """Whether changes raise RuntimeError."""
         return any(spec.is_locked for spec in self._stacked)
 
-    def _set_lock(self, locked: bool) -> Self:
+    @is_locked.setter
+    def is_locked(self, locked: bool) -> None:
+        self._set_lock(locked)
+
+    def _set_lock(self, locked: bool, recurse: bool = True) -> Self:
         for spec in self._stacked:
-            spec._set_lock(locked)
+            spec._set_lock(locked, recurse)
         return self
+
+    @property
+    def names(self) -> list[str | None]:
+        """The names of the batch dims; `stack_dim` has none."""
+        names = self._stacked[0].names
+        return [*names[: self._dim], None, *names[self._dim :]]
+
+    @names.setter
+    def names(self, names: Sequence[str | None] | None) -> None:
+        if names is not None and len(names) != self.ndim:
+            raise ValueError(f"expected {self.ndim} names, found {names!r}")
+        for spec in self._stacked:
+            spec.names = None if names is None else [*names[: self._dim], *names[self._dim + 1 :]]
 
     def empty(self) -> Any:
         """Return a composite of the same shape without entries."""
