@@ -1,22 +1,25 @@
 """The logic of a rollout, written once for coroutines and plain calls.
 
 `rollout` is a generator that yields what has to be awaited and is sent the result, so that an async driver awaits
-it and a synchronous one runs it; the policy is called by the driver's own thread in either case.
+it and a synchronous one runs it; what an env or a policy returns at once is not yielded. The policy is called by the
+driver's own thread in either case.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from aioenvs.mdp import step_mdp
+from aioenvs.mdp import any_done, done_mask, merged, next_root, terminated_or_truncated
+from aioenvs.mdp.advance import is_node
+from aioenvs.mdp.done import nodes_of
 
-__all__ = ["Policy", "RolloutOptions", "Steppable", "Steps", "as_policy", "rollout"]
+__all__ = ["Policy", "RolloutOptions", "Steppable", "Steps", "as_policy", "drive", "rollout", "settle"]
 
 Policy = Callable[[TensorDictBase], Any]
 Steps = Generator[Any, Any, TensorDictBase]
@@ -24,7 +27,11 @@ TENSORDICT_NAMES = ("td", "tensordict", "data")
 
 
 class Steppable(Protocol):  # documented where they are defined
-    """What a rollout needs of an async env."""
+    """What a rollout needs of an env; its commands return a result, or something that can be awaited for it.
+
+    An env whose elements cannot be stepped apart has `step_dims`: how many leading dims of the batch a `_step` mask
+    may tell apart.
+    """
 
     @property
     def batch_size(self) -> torch.Size: ...
@@ -33,22 +40,28 @@ class Steppable(Protocol):  # documented where they are defined
     @property
     def action_keys(self) -> list[Any]: ...
     @property
+    def reward_keys(self) -> list[Any]: ...
+    @property
     def observation_keys(self) -> list[Any]: ...
-    def rand_action(self, td: Any = None) -> TensorDictBase: ...
-    def reset(self, td: Any = None) -> Coroutine[Any, Any, TensorDictBase]: ...
-    def step(self, td: Any) -> Coroutine[Any, Any, TensorDictBase]: ...
-    def step_and_maybe_reset(self, td: Any) -> Coroutine[Any, Any, tuple[TensorDictBase, TensorDictBase]]: ...
+    def rand_action(self, tensordict: Any = None, /) -> TensorDictBase: ...
+    def reset(self, tensordict: Any = None, /) -> Any: ...
+    def step(self, tensordict: Any, /) -> Any: ...
+    def step_and_maybe_reset(self, tensordict: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    """The arguments of `rollout` that say when it ends and what it returns."""
+    """The arguments of `rollout` that say when it ends and what it returns.
+
+    `break_when_any_done` None is the contrary of `break_when_all_done`. `return_contiguous` None stacks into one tensor
+    per key wherever keys and shapes allow it.
+    """
 
     max_steps: int
     auto_reset: bool = True
-    break_when_any_done: bool = True
-    break_when_all_done: bool = False
-    return_contiguous: bool = True
+    break_when_any_done: bool | None = None
+    break_when_all_done: bool | None = None
+    return_contiguous: bool | None = None
     set_truncated: bool = False
     auto_cast_to_device: bool = False
 
@@ -57,6 +70,8 @@ class RolloutOptions:
             raise TypeError(f"max_steps must be an integer, got {self.max_steps!r}")
         if self.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
+        if self.break_when_any_done is None:
+            object.__setattr__(self, "break_when_any_done", not self.break_when_all_done)
         if self.break_when_any_done and self.break_when_all_done:
             raise TypeError("break_when_any_done and break_when_all_done exclude each other; set one to False")
 
@@ -70,70 +85,168 @@ def rollout(
     out: TensorDictBase | None,
 ) -> Steps:
     """Step the env with the policy, and stack what came of it along a last dim named "time"."""
-    if start is None and not options.auto_reset:
-        raise RuntimeError("rollout with auto_reset=False needs the tensordict to begin with")
-    td = (yield env.reset(start)) if options.auto_reset else start
+    truncated = _truncated_nodes(env) if options.set_truncated else []
     act = as_policy(policy, env) if policy is not None else env.rand_action
     if options.auto_cast_to_device:
         act = _cast(act, policy)
-    advance = _restarting if not (options.break_when_any_done or options.break_when_all_done) else _stopping
+    td = yield from _beginning(env, start, options)
+    advance = _Advance(env, options)
     rows: list[TensorDictBase] = []
-    while td is not None and len(rows) < options.max_steps:
-        td = act(td)
-        if inspect.isawaitable(td):
-            td = yield td
-        if not isinstance(td, TensorDictBase):
-            raise TypeError(
-                f"the policy was given a TensorDict and must return one with the action, but returned {td!r}; name its "
-                "first parameter otherwise to get the observations instead (see aioenvs.rollout.as_policy)"
-            )
-        row, td = yield from advance(env, td, options)
+    while td is not None:
+        td = yield from _acted(act, td)
+        row, td = yield from advance(td, rows)
         rows.append(row)
-        if callback is not None and inspect.isawaitable(pending := callback(env, row)):
-            yield pending
-    if options.set_truncated:
-        _truncate(rows[-1], env)
+        if callback is not None:
+            yield from settle(callback(env, row))
+    for node in truncated:
+        _truncate(rows[-1].get("next"), node)
     return _stacked(rows, options, out)
 
 
-def _restarting(env: Steppable, td: TensorDictBase, options: RolloutOptions) -> Generator[Any, Any, Any]:
-    """One step after which finished envs begin anew."""
-    row, following = yield env.step_and_maybe_reset(td)
-    return row, following
+def settle(value: Any) -> Generator[Any, Any, Any]:
+    """A value that is there, or the result of one that has to be awaited."""
+    if inspect.isawaitable(value):
+        value = yield value
+    return value
 
 
-def _stopping(env: Steppable, td: TensorDictBase, options: RolloutOptions) -> Generator[Any, Any, Any]:
-    """One step after which the rollout may be over; envs that finished before are not stepped any more."""
-    if options.break_when_all_done:
-        td.set("_step", ~_done(td).reshape(-1))
-    row = yield env.step(td)
-    row.pop("_step", None)
-    done = _done(row.get("next"))
-    over = done.any() if options.break_when_any_done else done.all()
-    return row, None if over else step_mdp(row)
+def drive(steps: Steps) -> TensorDictBase:
+    """Run a rollout of an env that returns its results at once.
+
+    Args:
+        steps: What `rollout` returned.
+
+    Raises:
+        TypeError: If the env, the policy or the callback returned something that has to be awaited.
+    """
+    try:
+        pending = next(steps)
+    except StopIteration as stop:
+        stacked: TensorDictBase = stop.value
+        return stacked
+    if inspect.iscoroutine(pending):
+        pending.close()
+    steps.close()
+    raise TypeError(
+        f"expected results, but the policy or the callback returned {pending!r}, which has to be awaited; use an async "
+        "env for coroutine functions, or a plain function here"
+    )
 
 
-def _done(td: TensorDictBase) -> torch.Tensor:
-    done: torch.Tensor = td.get("done")
-    return done
+def _beginning(env: Steppable, start: TensorDictBase | None, options: RolloutOptions) -> Generator[Any, Any, Any]:
+    """The first root: fresh, or the one that was given, of which only the finished elements begin anew."""
+    if options.auto_reset:
+        return (yield from settle(env.reset(start)))
+    if start is None:
+        raise RuntimeError("rollout with auto_reset=False needs the tensordict to begin with")
+    if any_done(start, env.done_keys):
+        start = start.copy()
+        terminated_or_truncated(start, getattr(env, "full_done_spec", None))
+        return (yield from settle(env.reset(start)))
+    return start
 
 
-def _truncate(row: TensorDictBase, env: Steppable) -> None:
-    following = row.get("next")
-    if "truncated" not in env.done_keys:
-        raise RuntimeError("set_truncated needs envs that declare the key 'truncated'")
-    following.set("truncated", following.get("truncated") | ~following.get("done"))
-    following.set("done", torch.ones_like(following.get("done")))
+def _acted(act: Policy, td: TensorDictBase) -> Generator[Any, Any, TensorDictBase]:
+    """The root with what the policy returned for it."""
+    acted = yield from settle(act(td))
+    if not isinstance(acted, TensorDictBase):
+        raise TypeError(
+            f"the policy was given a TensorDict and must return one with the action, but returned {acted!r}; name its "
+            "first parameter otherwise to get the observations instead (see aioenvs.rollout.as_policy)"
+        )
+    return td if acted is td else td.update(acted)
+
+
+class _Advance:
+    """One step after the other: the row that each gives, and the root for the next one, None at the end."""
+
+    def __init__(self, env: Steppable, options: RolloutOptions) -> None:
+        self._env = env
+        self._options = options
+        states = getattr(env, "state_keys", ())
+        self._excluded = (*(key for key in env.reward_keys if key not in states), *env.action_keys)
+        self._done_keys = tuple(env.done_keys)
+        self._going: torch.Tensor | None = None  # elements that have not finished yet, None for all
+
+    def __call__(self, td: TensorDictBase, rows: Sequence[TensorDictBase]) -> Generator[Any, Any, Any]:
+        last = len(rows) + 1 == self._options.max_steps
+        if not (self._options.break_when_any_done or self._options.break_when_all_done or last):
+            return (yield from settle(self._env.step_and_maybe_reset(td)))
+        stepping = self._stepping()
+        if stepping is not None:
+            td.set("_step", stepping)
+        row = yield from settle(self._env.step(td))
+        over = last or self._over(row.get("next"))
+        following = None if over else next_root(row, self._excluded)
+        if stepping is not None:
+            row.pop("_step", None)
+            row = merged(stepping, row, rows[-1])
+        return row, following
+
+    def _stepping(self) -> torch.Tensor | None:
+        """Which elements are stepped: those still going, and those that cannot be stepped without them."""
+        going = self._going
+        if going is None:
+            return None
+        dims = getattr(self._env, "step_dims", going.ndim)
+        if dims < going.ndim:
+            whole = going.flatten(dims).any(-1)
+            going = whole.reshape(whole.shape + (1,) * (going.ndim - dims)).expand_as(going)
+        return None if going.all() else going
+
+    def _over(self, following: TensorDictBase) -> bool:
+        if self._options.break_when_any_done:
+            return any_done(following, self._done_keys)
+        if self._options.break_when_all_done:
+            going = ~done_mask(following, self._done_keys, every=True)
+            self._going = going if self._going is None else self._going & going
+            return not self._going.any()
+        return False
+
+
+def _truncated_nodes(env: Steppable) -> list[tuple[str, ...]]:
+    """The nodes that can be truncated."""
+    nodes = [path for path, names in nodes_of(env.done_keys).items() if "truncated" in names]
+    if not nodes:
+        raise RuntimeError(
+            f"set_truncated needs envs that declare the key 'truncated', but their done keys are {env.done_keys!r}"
+        )
+    return nodes
+
+
+def _truncate(td: TensorDictBase, path: tuple[str, ...]) -> None:
+    """Set `truncated` in a node where it is not done, and then `done`."""
+    if isinstance(td, LazyStackedTensorDict):
+        for part in td.tensordicts:
+            _truncate(part, path)
+    elif path:
+        if is_node(node := td.get(path[0], None)):
+            _truncate(node, path[1:])
+    elif (truncated := td.get("truncated", None)) is not None:
+        done = td.get("done")
+        td.set("truncated", truncated | ~done)
+        td.set("done", torch.ones_like(done))
 
 
 def _stacked(rows: list[TensorDictBase], options: RolloutOptions, out: TensorDictBase | None) -> TensorDictBase:
     dim = rows[0].ndim
     stacked: TensorDictBase
     if options.return_contiguous:
-        stacked = TensorDict.stack(rows, dim, out=out)
+        stacked = _dense(rows, dim, out)
+    elif options.return_contiguous is None:
+        stacked = LazyStackedTensorDict.maybe_dense_stack(rows, dim, out=out)
     else:
-        stacked = LazyStackedTensorDict.lazy_stack(rows, dim)
+        stacked = LazyStackedTensorDict.lazy_stack(rows, dim, out=out)
     stacked.refine_names(..., "time")
+    return stacked
+
+
+def _dense(rows: list[TensorDictBase], dim: int, out: TensorDictBase | None) -> TensorDictBase:
+    try:
+        stacked: TensorDictBase = TensorDict.stack(rows, dim, out=out)
+    except RuntimeError as error:
+        error.add_note("keys or shapes differ from step to step: call rollout with return_contiguous=False")
+        raise
     return stacked
 
 

@@ -50,11 +50,12 @@ async def test_it_ends_with_the_first_episode(face: Face) -> None:
 async def test_it_ends_with_the_last_episode(face: Face) -> None:
     td = await roll(face, 100, break_when_any_done=False, break_when_all_done=True)
     assert (td.batch_size, td.names) == (torch.Size([NUM_ENVS, 5]), [None, "time"])
-    assert steps(td) == [[0, 1, 2, 3, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    assert steps(td) == [[0, 1, 2, 2, 2], [0, 1, 2, 3, 4], [0, 1, 2, 3, 3]]
     assert steps(td["next"]) == [[1, 2, 3, 3, 3], [1, 2, 3, 4, 5], [1, 2, 3, 4, 4]]
-    assert td["done"][..., 0].tolist() == [[False] * 3 + [True] * 2, [False] * 5, [False] * 4 + [True]]
+    assert not td["done"].any()
     assert td["next", "terminated"][..., 0].sum(dim=1).tolist() == [3, 1, 2]
-    assert td["next", "reward"][0, :, 0].tolist() == [1.0, 2.0, 3.0, 0.0, 0.0]
+    assert td["next", "reward"][0, :, 0].tolist() == [1.0, 2.0, 3.0, 3.0, 3.0]
+    assert td["action"][0, 2:].unique().numel() == 1
     assert (td["next", "observation"][..., 1] == 1).all()
     assert not {"_step", "_reset"} & {*td.keys(), *td["next"].keys()}
 
