@@ -1,0 +1,62 @@
+"""Single envs: torch-native ones, Gymnasium's as TensorDict envs, and what goes with them.
+
+Names are loaded when they are first used; Gymnasium only by what wraps its envs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aioenvs.envs.base import EnvBase
+    from aioenvs.envs.check import check_async_env_specs, check_env_specs
+    from aioenvs.envs.creator import EnvCreator
+    from aioenvs.envs.described import Described
+    from aioenvs.envs.gym import GymEnv, GymWrapper
+    from aioenvs.envs.info import default_info_dict_reader
+    from aioenvs.envs.marl import MarlGroupMapType, check_marl_grouping
+    from aioenvs.mdp import step_mdp
+    from aioenvs.specs import make_composite_from_td
+
+__all__ = [
+    "Described",
+    "EnvBase",
+    "EnvCreator",
+    "GymEnv",
+    "GymWrapper",
+    "MarlGroupMapType",
+    "check_async_env_specs",
+    "check_env_specs",
+    "check_marl_grouping",
+    "default_info_dict_reader",
+    "make_composite_from_td",
+    "step_mdp",
+]
+
+_HOMES = {
+    "Described": "aioenvs.envs.described",
+    "EnvBase": "aioenvs.envs.base",
+    "EnvCreator": "aioenvs.envs.creator",
+    "GymEnv": "aioenvs.envs.gym",
+    "GymWrapper": "aioenvs.envs.gym",
+    "MarlGroupMapType": "aioenvs.envs.marl",
+    "check_async_env_specs": "aioenvs.envs.check",
+    "check_env_specs": "aioenvs.envs.check",
+    "check_marl_grouping": "aioenvs.envs.marl",
+    "default_info_dict_reader": "aioenvs.envs.info",
+    "make_composite_from_td": "aioenvs.specs",
+    "step_mdp": "aioenvs.mdp",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'aioenvs.envs' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,252 @@
+"""How a worker drives an env that deals in TensorDicts. The engine finds this module by its name."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from aioenvs.engine.adapters import Attribute, Call, ResetArguments
+from aioenvs.engine.layout import Arrays, Leaf
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT, EnvMetadata
+from aioenvs.engine.spaces import Objects
+from aioenvs.engine.streams import NUMPY, PYTHON, Generator, Streams
+from aioenvs.errors import ResetNeededError, SpecMismatchError
+from aioenvs.specs import NonTensor, TensorSpec
+from aioenvs.trees import Key, Tree, flat_key, nested_key, plain, region_trees
+
+__all__ = ["TensorDictAdapter", "as_tensor", "storage"]
+
+WORDS = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+
+
+def _torch_state(seed: int) -> torch.Tensor:
+    return torch.Generator().manual_seed(seed % 2**63).get_state()
+
+
+TORCH = Generator(torch.get_rng_state, torch.set_rng_state, _torch_state)
+
+
+def storage(dtype: torch.dtype | None) -> str:
+    """The numpy dtype under which tensors of this dtype are stored; one of the same size where numpy has no such."""
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype.str
+    except TypeError:
+        assert dtype is not None
+        return WORDS[dtype.itemsize]
+
+
+def as_tensor(array: Any, dtype: torch.dtype | None) -> torch.Tensor:
+    """A stored array as a tensor of its true dtype; it shares the memory."""
+    tensor = torch.from_numpy(array)
+    return tensor if tensor.dtype is dtype or dtype is None else tensor.view(dtype)
+
+
+class TensorDictAdapter:
+    """Drives an `aioenvs.EnvBase`, or anything that has its specs, `reset`, `step` and `step_and_maybe_reset`.
+
+    Args:
+        env: The env.
+        env_index: Its index, for messages.
+        by_reference: Hand tensors over as objects, with their gradients, rather than through arrays.
+        keeps_streams: Give the env random streams of its own once it is seeded; False leaves the process's generators
+            alone, since other threads use them too.
+    """
+
+    def __init__(self, env: Any, env_index: int, *, by_reference: bool, keeps_streams: bool = True) -> None:
+        self.env = env
+        self.env_index = env_index
+        self._by_reference = by_reference
+        self._trees = region_trees(env.output_spec, env.input_spec)
+        self._known = Tree.of(env.full_observation_spec, env.full_done_spec, env.full_state_spec)
+        self.metadata = self._describe()
+        self._rows: dict[str, dict[Key, torch.Tensor]] = {INPUT: {}, NEXT: {}, ROOT: {}}
+        self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
+        self._streams = Streams(PYTHON, NUMPY, TORCH) if keeps_streams else Streams()
+        self._failed = False
+
+    def _describe(self) -> EnvMetadata:
+        env = self.env
+        following, root = self._trees[NEXT].leaves, self._trees[ROOT].leaves
+        without_done = Tree.of(env.full_observation_spec, env.full_reward_spec).leaves
+        fixed: dict[str, tuple[Leaf, ...]] = {}
+        loose: dict[str, dict[Key, Any]] = {}
+        for region, tree in self._trees.items():
+            leaves = tree.leaves.items()
+            fixed[region] = tuple(
+                Leaf(key, storage(spec.dtype), tuple(spec.shape)) for key, spec in leaves if self._is_fixed(spec)
+            )
+            loose[region] = {
+                key: (str(spec.dtype), tuple(spec.shape)) for key, spec in leaves if not self._is_fixed(spec)
+            }
+        return EnvMetadata(
+            name=type(env).__name__,
+            leaves=fixed,
+            objects=loose,
+            reward_keys=tuple(key for key in following if key not in root),
+            done_keys=_deciding([key for key in root if key not in without_done]),
+            specs={"output_spec": env.output_spec.clone(), "input_spec": env.input_spec.clone(), "device": env.device},
+            takes_root=True,
+            num_seeds=getattr(env, "num_seeds", 1),
+        )
+
+    def _is_fixed(self, spec: TensorSpec) -> bool:
+        return not (self._by_reference or isinstance(spec, NonTensor) or -1 in spec.shape)
+
+    def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
+        for region, tree in self._trees.items():
+            self._rows[region] = {
+                key: as_tensor(array[row : row + 1].reshape(array.shape[1:]), tree.leaves[key].dtype)
+                for key, array in arrays[region].items()
+            }
+
+    def seed(self, seed: int) -> None:
+        self._streams.seed(seed)
+        with self._streams:
+            self.env.set_seed(seed)
+
+    def reset(self, arguments: ResetArguments) -> None:
+        kwargs = copy.deepcopy(dict(arguments.kwargs))
+        if "seed" in kwargs:
+            self.seed(kwargs.pop("seed"))
+        self._failed = True
+        with self._running():
+            self._write(ROOT, self.env.reset(self._given(arguments), **kwargs))
+        self._failed = False
+
+    def _given(self, arguments: ResetArguments) -> TensorDictBase | None:
+        """What the caller knows of the env, as the argument of its reset."""
+        if not arguments.given and not arguments.objects:
+            return None
+        rows = self._rows[INPUT] | self._rows[ROOT]
+        values = {key: rows[key].clone() for key in arguments.given} | {
+            key: _own(value) for key, value in arguments.objects.items()
+        }
+        td = self._known.build(values)
+        for key, value in values.items():
+            if key not in self._known.leaves:  # a mask
+                td.set(nested_key(key), torch.as_tensor(value))
+        return self._placed(td)
+
+    def step(self, maybe_reset: bool) -> bool:
+        if self._failed:
+            raise ResetNeededError(f"env {self.env_index} cannot step: it failed since its last reset; reset it first")
+        self._failed = True
+        with self._running():
+            values = {key: row.clone() for key, row in self._rows[INPUT].items()} | self._objects[INPUT]
+            td = self._placed(self._trees[INPUT].build(values))
+            if maybe_reset:
+                td, following = self.env.step_and_maybe_reset(td)
+            else:
+                td, following = self.env.step(td), None
+            outcome = td.get("next")
+            self._write(NEXT, outcome)
+            done = bool(self.env.any_done(outcome))
+            if done and following is not None:
+                self._write(ROOT, following)
+        self._failed = False
+        return done
+
+    @contextlib.contextmanager
+    def _running(self) -> Any:
+        with self._streams, contextlib.nullcontext() if self._by_reference else torch.no_grad():
+            yield
+
+    def _placed(self, td: TensorDictBase) -> TensorDictBase:
+        device = self.env.device
+        return td if device is None else td.to(device)
+
+    def _write(self, region: str, td: TensorDictBase) -> None:
+        tree, rows, objects = self._trees[region], self._rows[region], self._objects[region]
+        for key, spec in tree.leaves.items():
+            value = tree.get(td, key)
+            if value is None:
+                raise self._mismatch(key, f"a value by the env's {region} spec", f"the keys {_keys(td)!r}")
+            if isinstance(spec, NonTensor):
+                objects[key] = (
+                    plain(value) if self._by_reference else copy.deepcopy(plain(value))
+                )  # the env may reuse it
+                continue
+            self._check(key, spec, value)
+            if key in rows:
+                rows[key].copy_(value)
+            else:
+                objects[key] = value.clone()
+
+    def _check(self, key: Key, spec: TensorSpec, value: Any) -> None:
+        if not isinstance(value, torch.Tensor):
+            raise self._mismatch(key, f"a tensor of {spec.dtype}", type(value).__name__)
+        fits = value.shape == spec.shape or (
+            value.ndim == len(spec.shape)
+            and all(size in (found, -1) for size, found in zip(spec.shape, value.shape, strict=True))
+        )
+        if not fits or value.dtype is not spec.dtype:
+            raise self._mismatch(
+                key, f"{spec.dtype} of shape {tuple(spec.shape)}", f"{value.dtype} of shape {tuple(value.shape)}"
+            )
+
+    def _mismatch(self, key: Key, expected: str, found: str) -> SpecMismatchError:
+        return SpecMismatchError(
+            f"env {self.env_index} ({self.metadata.name}): expected {expected} at {nested_key(key)!r}, found {found}"
+        )
+
+    def accept(self, objects: Objects) -> None:
+        self._objects[INPUT] = {key: _own(value) for key, value in objects.items()}
+
+    def objects(self, region: str) -> Objects:
+        return self._objects[region]
+
+    def perform(self, call: Call) -> Any:
+        kind, name = call.kind, call.name
+        args, kwargs = [self._received(each) for each in call.args], {k: self._received(v) for k, v in call.kwargs.items()}
+        with self._running():
+            if kind == "get":
+                found = getattr(self.env, name)
+                return Attribute(True) if callable(found) else Attribute(False, found)
+            if kind == "set":
+                getattr(self.env, name)
+                return setattr(self.env, name, *args)
+            if kind == "state_dict":
+                return self.env.state_dict()
+            if kind == "load_state_dict":
+                self.env.load_state_dict(*args, **kwargs)
+                return None
+            return getattr(self.env, name)(*args, **kwargs)
+
+    def _received(self, value: Any) -> Any:
+        """An argument as the env's own, shared with no other env and no caller, except for what has gradients."""
+        if self._by_reference and isinstance(value, torch.Tensor) and value.requires_grad:
+            return value
+        return copy.deepcopy(value)
+
+    def close(self) -> None:
+        if not getattr(self.env, "is_closed", False):
+            self.env.close()
+
+
+def _deciding(keys: list[Key]) -> tuple[Key, ...]:
+    """Those of the done flags that say whether an episode is over: of each node `done`, which stands for the others.
+
+    A node hides those below it.
+    """
+    nodes = {key[:-1] for key in keys if key[-1] == "done"}
+    top = [node for node in nodes if not any(node[:depth] in nodes for depth in range(len(node)))]
+    return tuple(sorted((*node, "done") for node in top))
+
+
+def _own(value: Any) -> Any:
+    """A copy that keeps its place in a graph of gradients."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    return copy.deepcopy(value)
+
+
+def _keys(td: TensorDictBase) -> list[Any]:
+    return sorted(td.keys(True, True), key=lambda key: (len(flat_key(key)), str(key)))

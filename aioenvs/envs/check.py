@@ -1,0 +1,164 @@
+"""A check that an env gives what its specs say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from tensordict import NonTensorStack, TensorDictBase
+
+from aioenvs.envs.described import NestedKey, by_depth
+from aioenvs.errors import SpecMismatchError
+from aioenvs.specs import Composite, NonTensor
+
+__all__ = ["check_async_env_specs", "check_env_specs"]
+
+MAX_STEPS = 3
+
+
+def check_env_specs(
+    env: Any,
+    return_contiguous: bool | None = None,
+    check_dtype: bool = True,
+    seed: int | None = None,
+    tensordict: TensorDictBase | None = None,
+    break_when_any_done: bool | Literal["both"] | None = None,
+) -> None:
+    """Compare a short random rollout with the specs. For tests of an env: it steps, resets and seeds it.
+
+    Args:
+        env: A single or a batched env with plain calls.
+        return_contiguous: Whether the rollout is stacked densely; None for wherever the specs allow it.
+        check_dtype: Whether dtypes must be the same.
+        seed: For torch's generator, which is afterwards as it was, and for the env, which is not.
+        tensordict: What to begin the rollout with, instead of a reset.
+        break_when_any_done: Whether the rollout ends with an episode, as it does by default, or goes on after a reset;
+            "both" to check one and the other.
+
+    Raises:
+        SpecMismatchError: If the rollout differs from the specs. It names each key, and what was expected and found.
+            (It is a ValueError; TorchRL raises AssertionError.)
+
+    >>> import aioenvs.envs
+    >>> check_env_specs(aioenvs.envs.GymEnv("CartPole-v1"), seed=0)
+    """
+    with _seeded(seed):
+        if seed is not None:
+            env.set_seed(seed)
+        for options in _rollouts(return_contiguous, check_dtype, tensordict, break_when_any_done):
+            env.rollout(MAX_STEPS, **options)
+
+
+async def check_async_env_specs(
+    env: Any,
+    return_contiguous: bool | None = None,
+    check_dtype: bool = True,
+    seed: int | None = None,
+    tensordict: TensorDictBase | None = None,
+    break_when_any_done: bool | Literal["both"] | None = None,
+) -> None:
+    """The same as `check_env_specs`, for an env whose methods are coroutines.
+
+    Cancelling it cancels the rollout.
+
+    Args:
+        env: An async env.
+        return_contiguous: See `check_env_specs`, as for the other arguments.
+        check_dtype: Whether dtypes must be the same.
+        seed: For torch's generator and for the env.
+        tensordict: What to begin the rollout with.
+        break_when_any_done: Whether the rollout ends with an episode; "both" to check one and the other.
+
+    Raises:
+        SpecMismatchError: If the rollout differs from the specs.
+    """
+    with _seeded(seed):
+        if seed is not None:
+            await env.set_seed(seed)
+        for options in _rollouts(return_contiguous, check_dtype, tensordict, break_when_any_done):
+            await env.rollout(MAX_STEPS, **options)
+
+
+@contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Seed torch's generator, which is afterwards as it was."""
+    with torch.random.fork_rng(enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
+
+
+def _rollouts(
+    contiguous: bool | None, check_dtype: bool, start: TensorDictBase | None, stop: bool | Literal["both"] | None
+) -> Iterator[dict[str, Any]]:
+    """The arguments of the rollouts to make, of which each step is compared."""
+
+    def compare(env: Any, row: TensorDictBase) -> None:
+        differences = _key_differences(env.fake_tensordict(), row) or _value_differences(env, row, check_dtype)
+        if differences:
+            raise SpecMismatchError("\n".join([f"what {env!r} gives differs from its specs:", *differences]))
+
+    for stops in (True, False) if stop == "both" else (stop is None or stop,):
+        yield {
+            "callback": compare,
+            "return_contiguous": contiguous,
+            "tensordict": None if start is None else start.copy(),
+            "auto_reset": start is None,
+            "break_when_any_done": stops,
+        }
+
+
+def _key_differences(fake: TensorDictBase, row: TensorDictBase) -> list[str]:
+    expected, found = _leaf_keys(fake), _leaf_keys(row)
+    if expected == found:
+        return []
+    return [
+        f"expected the keys {by_depth(expected)!r}, found {by_depth(found)!r}",
+        f"missing in the rollout: {by_depth(expected - found)!r}",
+        f"missing in the specs: {by_depth(found - expected)!r}",
+    ]
+
+
+def _leaf_keys(td: TensorDictBase) -> set[NestedKey]:
+    return set(td.keys(include_nested=True, leaves_only=True, is_leaf=_is_leaf))
+
+
+def _is_leaf(kind: type) -> bool:
+    return not issubclass(kind, TensorDictBase) or issubclass(kind, NonTensorStack)
+
+
+def _value_differences(env: Any, row: TensorDictBase, check_dtype: bool) -> list[str]:
+    found = []
+    for where, td, kinds in (
+        ("root", row, ("observation", "done", "state", "action")),
+        ("next", row.get("next"), ("observation", "reward", "done")),
+    ):
+        lead = td.batch_size[: td.ndim - env.batch_dims]
+        for kind in kinds:
+            spec = getattr(env, f"full_{kind}_spec")
+            texts = _layout_differences(spec, td, lead, env.device) or [
+                text for text in spec.differences(td) if check_dtype or "expected dtype" not in text
+            ]
+            found += [f"{kind}, at {where}: {text}" for text in texts]
+    return found
+
+
+def _layout_differences(spec: Composite, td: TensorDictBase, lead: torch.Size, device: Any) -> list[str]:
+    """How shapes and devices differ; where the spec leaves a size open, any will do."""
+    found = []
+    for key, entry in spec.items(include_nested=True):
+        try:
+            value: Any = td.get(key)
+        except RuntimeError:  # a ragged lazy stack: its elements are compared with theirs
+            continue
+        if entry is None or isinstance(entry, NonTensor) or -1 in entry.shape:
+            continue
+        shape = value.batch_size if isinstance(value, TensorDictBase) else value.shape
+        if shape != lead + entry.shape:
+            what = "batch size" if isinstance(value, TensorDictBase) else "shape"
+            found.append(f"{key!r}: expected {what} {tuple(lead + entry.shape)}, found {tuple(shape)}")
+        if device is not None and isinstance(value, torch.Tensor) and value.device != entry.device:
+            found.append(f"{key!r}: expected device {entry.device}, found {value.device}")
+    return found

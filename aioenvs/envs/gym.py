@@ -1,0 +1,383 @@
+"""Gymnasium envs as torch-native ones."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import NonTensorData, TensorDict, TensorDictBase
+
+from aioenvs.engine.adapters import DONE_KEYS, REWARD_KEY, GymAdapter, ResetArguments
+from aioenvs.engine.layout import Arrays, Key
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT
+from aioenvs.engine.spaces import conform
+from aioenvs.envs.base import EnvBase
+from aioenvs.envs.info import Info, ReadsInfo
+from aioenvs.errors import ResetNeededError, SpecMismatchError
+from aioenvs.registry import find_spec
+from aioenvs.spaces import leaf_spec
+from aioenvs.specs import Bounded, Categorical, Composite, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
+from aioenvs.specs.base import DeviceLike
+
+__all__ = ["GymEnv", "GymWrapper"]
+
+
+class GymWrapper(ReadsInfo, EnvBase):
+    """A Gymnasium env as an `EnvBase`.
+
+    A Dict observation puts its keys at the root, a Tuple puts "0", "1", ... under `observation`, anything else is
+    `observation`; a Dict or Tuple action nests the same way under `action`. Discrete and MultiDiscrete are one-hot
+    (int64) unless `categorical_action_encoding`; a number without dims has shape (1,). Text, Sequence, Graph, OneOf
+    and unknown spaces are `NonTensor`. What a wrapped env has and this one has not, such as
+    `env.spec.max_episode_steps`, can be read and set here too.
+
+    Copies and pickles begin with a reset.
+
+    Args:
+        env: A single env with Gymnasium's signatures.
+        categorical_action_encoding: Keep the integers of Discrete and MultiDiscrete, in observations too.
+        frame_skip: How often each action is repeated, until the episode ends; rewards are summed.
+        device: Where results go; None for CPU tensors in TensorDicts without a device.
+        batch_size: Must be empty: `SerialEnv` and `ParallelEnv` batch envs.
+        allow_done_after_reset: See `EnvBase`.
+
+    Raises:
+        TypeError: This is no env, or a vector env.
+        SpecMismatchError: It has no spaces, an observation whose key is taken, or a dtype that tensors do not have.
+
+    >>> import gymnasium
+    >>> env = GymWrapper(gymnasium.make("Pendulum-v1"), frame_skip=2)
+    >>> td = env.rand_step(env.reset(seed=0))
+    >>> td["action"].shape, td["next", "reward"].shape, env.spec.max_episode_steps
+    (torch.Size([1]), torch.Size([1]), 200)
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        categorical_action_encoding: bool = False,
+        *,
+        frame_skip: int | None = None,
+        device: DeviceLike | None = None,
+        batch_size: Iterable[int] = (),
+        allow_done_after_reset: bool = False,
+    ) -> None:
+        _require_single(env, type(self).__name__)
+        if tuple(batch_size):
+            raise ValueError(
+                f"expected an empty batch_size, found {batch_size!r}; SerialEnv and ParallelEnv batch envs"
+            )
+        super().__init__(device=device, allow_done_after_reset=allow_done_after_reset)
+        self._env = env
+        self._pending_seed: int | None = None
+        self._played = _Played(env, frame_skip)
+        self._bind()
+        self._observation_leaves = self._leaves("observation", one_hot=not categorical_action_encoding)
+        self._action_leaves = self._leaves("action", one_hot=not categorical_action_encoding)
+        self.observation_spec = _composite(self._observation_leaves)
+        self.full_action_spec = _composite(self._action_leaves)
+        self.reward_spec = Unbounded((1,), dtype=torch.float32, device="cpu")
+        self.done_spec = Composite({key[0]: Categorical(2, (1,), dtype=torch.bool, device="cpu") for key in DONE_KEYS})
+
+    def _bind(self) -> None:
+        """Connect the env to arrays of its own."""
+        with self._named_errors():
+            self._adapter = GymAdapter(self._played, 0)
+        self._arrays: dict[str, Arrays] = {
+            region: {leaf.key: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in leaves}
+            for region, leaves in self._adapter.metadata.leaves.items()
+        }
+        self._adapter.bind(self._arrays, 0)
+
+    def _leaves(self, kind: str, *, one_hot: bool) -> dict[Key, TensorSpec]:
+        spaces = self._adapter.metadata.specs[kind]
+        return {key: _value_spec(space, one_hot=one_hot) for key, space in spaces.items()}
+
+    # Stepping
+
+    def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        if self._pending_seed is not None:
+            kwargs.setdefault("seed", self._pending_seed)
+        with self._named_errors():
+            self._adapter.reset(ResetArguments(kwargs))
+        self._pending_seed = None
+        return self._result(self._observations(ROOT))
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self._store_action(tensordict)
+        with self._named_errors():
+            self._adapter.step(maybe_reset=False)
+        outcome = self._arrays[NEXT]
+        values = {key: torch.from_numpy(outcome[key][0].copy()) for key in (REWARD_KEY, *DONE_KEYS)}
+        return self._result(self._observations(NEXT) | values)
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._pending_seed = seed
+
+    def _observations(self, region: str) -> dict[Key, Any]:
+        arrays, objects = self._arrays[region], self._adapter.objects(region)
+        values: dict[Key, Any] = {}
+        for key, spec in self._observation_leaves.items():
+            try:
+                values[key] = NonTensorData(objects[key]) if key in objects else spec.encode(arrays[key][0])
+            except ValueError as error:
+                raise SpecMismatchError(f"{self!r}: at {key!r}: {error}") from None
+        return values
+
+    def _result(self, values: Mapping[Key, Any]) -> TensorDictBase:
+        return self._with_info(TensorDict(_nested(values), batch_size=(), device=self.device), self._played.info)
+
+    def _store_action(self, tensordict: TensorDictBase) -> None:
+        objects: dict[Key, Any] = {}
+        for key, spec in self._action_leaves.items():
+            value = tensordict.get(key, None)
+            if value is None:
+                raise self._mismatch(spec, key, f"nothing among the keys {list(tensordict.keys(True))!r}")
+            if isinstance(spec, NonTensor):
+                objects[key] = spec.to_numpy(value)
+            else:
+                self._store(spec, value, key, self._arrays[INPUT][key])
+        self._adapter.accept(objects)
+
+    def _store(self, spec: TensorSpec, value: Any, key: Key, array: NDArray[Any]) -> None:
+        """Store a tensor that fits; whether a number is within the bounds of a Box is the env's affair."""
+        if not isinstance(value, torch.Tensor) or value.shape != spec.shape:
+            raise self._mismatch(spec, key, repr(value))
+        shape = array.shape[1:]
+        if isinstance(spec, Bounded | Unbounded):
+            with self._named_errors():
+                array[0] = conform(spec.to_numpy(value).reshape(shape), array.dtype, shape, key, 0)
+            return
+        dtype: Any = spec.dtype
+        whole = isinstance(spec, OneHot | MultiOneHot) or torch.can_cast(value.dtype, dtype)
+        if not whole or not spec.is_in(value.to(dtype)):
+            raise self._mismatch(spec, key, repr(value))
+        array[0] = np.reshape(spec.to_numpy(value), shape)
+
+    def _mismatch(self, spec: TensorSpec, key: Key, found: str) -> SpecMismatchError:
+        return SpecMismatchError(f"{self!r}: expected {spec!r} at {key!r}, found {found}")
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """The engine's errors with the env's own name: it has no index here."""
+        try:
+            yield
+        except (ResetNeededError, SpecMismatchError) as error:
+            named = type(error)(str(error).replace("env 0", repr(self), 1))
+            raise named.with_traceback(error.__traceback__) from error.__cause__
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Fill in random actions, drawn from torch's generator, and samples of the spaces that are `NonTensor`.
+
+        Args:
+            tensordict: Where to put them, of shape (); None for a new TensorDict.
+
+        Returns:
+            The same TensorDict, with a value for every action key.
+        """
+        result = super().rand_action(tensordict)
+        for key, spec in self._action_leaves.items():
+            if isinstance(spec, NonTensor):
+                space = copy.deepcopy(self._adapter.metadata.specs["action"][key])  # the env's own draws stay the same
+                space.seed(int(torch.randint(2**31, ())))
+                result.set(key, NonTensorData(space.sample()))
+        return result
+
+    def _probe(self) -> list[Info]:
+        self._played.reset()
+        first = dict(self._played.info)
+        self._played.step(copy.deepcopy(self._env.action_space).sample())
+        return [first, dict(self._played.info)]
+
+    # The wrapped env
+
+    @property
+    def env(self) -> Any:
+        """The wrapped env."""
+        return self._env
+
+    def render(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the env's own `render` returns."""
+        return self._env.render(*args, **kwargs)
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close the env, see `EnvBase.close`."""
+        was_open = not self.is_closed
+        super().close(raise_if_closed=raise_if_closed)
+        if was_open:
+            self._adapter.close()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            env = self.__dict__.get("_env")
+            if env is None or name.startswith("__"):
+                raise
+        # a wrapper's attributes do not include those of what it wraps
+        return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        env = self.__dict__.get("_env")
+        own = env is None or name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if own or not hasattr(self, name):
+            super().__setattr__(name, value)
+        else:  # what is read from the wrapped env is written to it
+            getattr(env, "set_wrapper_attr", functools.partial(setattr, env))(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_adapter", "_arrays")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._bind()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(env={self._env}, batch_size={self.batch_size}, device={self.device})"
+
+
+class GymEnv(GymWrapper):
+    """A registered Gymnasium env as an `EnvBase`.
+
+    Args:
+        env_name: As `gymnasium.make` takes it.
+        categorical_action_encoding: See `GymWrapper`.
+        frame_skip: See `GymWrapper`; it multiplies what the env does by itself.
+        device: See `GymWrapper`.
+        batch_size: Must be empty.
+        allow_done_after_reset: See `EnvBase`.
+        **kwargs: For `gymnasium.make`, whose passive checker is off unless `disable_env_checker=False`.
+
+    Raises:
+        ImportError: Gymnasium is not installed.
+        gymnasium.error.Error: The name is not registered.
+
+    >>> env = GymEnv("CartPole-v1")
+    >>> env.action_spec
+    OneHot(n=2, shape=(2,), dtype=int64, device=cpu)
+    >>> GymEnv("CartPole-v1", categorical_action_encoding=True).action_spec
+    Categorical(n=2, shape=(), dtype=int64, device=cpu)
+    """
+
+    def __init__(
+        self,
+        env_name: str,
+        categorical_action_encoding: bool = False,
+        *,
+        frame_skip: int | None = None,
+        device: DeviceLike | None = None,
+        batch_size: Iterable[int] = (),
+        allow_done_after_reset: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        spec = find_spec(env_name)
+        import gymnasium
+
+        env = gymnasium.make(spec, **{"disable_env_checker": True, **kwargs})
+        self._env_name = env_name
+        super().__init__(
+            env,
+            categorical_action_encoding,
+            frame_skip=frame_skip,
+            device=device,
+            batch_size=batch_size,
+            allow_done_after_reset=allow_done_after_reset,
+        )
+
+    @property
+    def env_name(self) -> str:
+        """What the env was made of."""
+        return self._env_name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(env={self._env_name}, batch_size={self.batch_size}, device={self.device})"
+
+
+class _Played:
+    """An env that repeats each action, and keeps the last info."""
+
+    def __init__(self, env: Any, frame_skip: int | None) -> None:
+        if frame_skip is not None and (not isinstance(frame_skip, int) or frame_skip < 1):
+            raise ValueError(f"expected a frame_skip of at least 1, or None, found {frame_skip!r}")
+        self._env = env
+        self._repeats = frame_skip or 1
+        self.info: Info = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+    def __str__(self) -> str:
+        return str(self._env)
+
+    def reset(self, **kwargs: Any) -> Any:
+        result = self._env.reset(**kwargs)
+        self._keep(result)
+        return result
+
+    def step(self, action: Any) -> Any:
+        result = self._env.step(action) if self._repeats == 1 else self._repeated(action)
+        self._keep(result)
+        return result
+
+    def _repeated(self, action: Any) -> Any:
+        total: Any = 0.0
+        for _ in range(self._repeats):
+            result = self._env.step(copy.deepcopy(action))  # the env may change it
+            if not isinstance(result, tuple) or len(result) != 5:
+                return result  # the adapter says what is wrong
+            total = total + result[1]
+            if result[2] or result[3]:
+                break
+        return (result[0], total, *result[2:])
+
+    def _keep(self, result: Any) -> None:
+        info = result[-1] if isinstance(result, tuple) else None
+        self.info = info if isinstance(info, Mapping) else {}
+
+
+def _require_single(env: Any, wrapper: str) -> None:
+    if isinstance(env, str):
+        raise TypeError(f"{wrapper} wraps an env, found {env!r}; GymEnv({env!r}) makes one")
+    if isinstance(env, type) or not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
+        raise TypeError(f"{wrapper} wraps an env, with methods reset and step, found {env!r}")
+    if inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset):
+        raise TypeError(f"{wrapper} wraps an env whose methods return results, found coroutine methods in {env!r}")
+    if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
+        raise TypeError(
+            f"{wrapper} wraps a single env, found the vector env {env!r}; "
+            "give SerialEnv or ParallelEnv a function that makes one of its envs"
+        )
+
+
+def _value_spec(space: Any, *, one_hot: bool) -> TensorSpec:
+    """The spec of a leaf's values; a Box without dims gets one, as in TorchRL."""
+    spec = leaf_spec(space, "cpu", one_hot=one_hot)
+    if isinstance(spec, NonTensor):
+        return NonTensor(())
+    return spec.unsqueeze(0) if isinstance(spec, Bounded | Unbounded) and not spec.ndim else spec
+
+
+def _composite(leaves: Mapping[Key, TensorSpec]) -> Composite:
+    spec = Composite()
+    for key, leaf in leaves.items():
+        spec[key] = leaf
+    return spec
+
+
+def _nested(values: Mapping[Key, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = nested
+        for name in key[:-1]:
+            inner = inner.setdefault(name, {})
+        inner[key[-1]] = value
+    return nested
