@@ -1,0 +1,34 @@
+"""Small envs for the tests of whatever runs envs, and `check_env_specs` for the envs themselves.
+
+They are written as any env class is, on `aioenvs.EnvBase` and `aioenvs.specs` alone, and are examples of that too.
+"""
+
+from __future__ import annotations
+
+from aioenvs.envs import check_env_specs
+
+from .counting import CountingEnv
+from .faults import DyingEnv, FailingEnv, PrintingEnv, SlowEnv
+from .nested import HeterogeneousCountingEnv, MultiKeyCountingEnv, NestedCountingEnv
+from .payloads import DynamicShapeEnv, NonTensorEnv
+from .sampling import DifferentiableEnv, RandomEnv
+from .stateful import ParameterEnv, StateEnv, UnlockedStateEnv
+
+__all__ = [
+    "CountingEnv",
+    "DifferentiableEnv",
+    "DyingEnv",
+    "DynamicShapeEnv",
+    "FailingEnv",
+    "HeterogeneousCountingEnv",
+    "MultiKeyCountingEnv",
+    "NestedCountingEnv",
+    "NonTensorEnv",
+    "ParameterEnv",
+    "PrintingEnv",
+    "RandomEnv",
+    "SlowEnv",
+    "StateEnv",
+    "UnlockedStateEnv",
+    "check_env_specs",
+]
