@@ -9,32 +9,59 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aioenvs import errors, specs
+    from aioenvs import envs, errors, specs, testing
     from aioenvs.batched.aio import AsyncParallelEnv, AsyncSerialEnv
     from aioenvs.batched.sync import ParallelEnv, SerialEnv
+    from aioenvs.envs.base import EnvBase
+    from aioenvs.envs.check import check_env_specs
+    from aioenvs.envs.creator import EnvCreator
+    from aioenvs.envs.gym import GymEnv, GymWrapper
+    from aioenvs.envs.info import default_info_dict_reader
+    from aioenvs.envs.marl import MarlGroupMapType, check_marl_grouping
     from aioenvs.mdp import step_mdp
+    from aioenvs.specs.inference import make_composite_from_td
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncParallelEnv",
     "AsyncSerialEnv",
+    "EnvBase",
+    "EnvCreator",
+    "GymEnv",
+    "GymWrapper",
+    "MarlGroupMapType",
     "ParallelEnv",
     "SerialEnv",
     "__version__",
+    "check_env_specs",
+    "check_marl_grouping",
+    "default_info_dict_reader",
+    "envs",
     "errors",
+    "make_composite_from_td",
     "specs",
     "step_mdp",
+    "testing",
 ]
 
 _HOMES = {
     "AsyncParallelEnv": "aioenvs.batched.aio",
     "AsyncSerialEnv": "aioenvs.batched.aio",
+    "EnvBase": "aioenvs.envs.base",
+    "EnvCreator": "aioenvs.envs.creator",
+    "GymEnv": "aioenvs.envs.gym",
+    "GymWrapper": "aioenvs.envs.gym",
+    "MarlGroupMapType": "aioenvs.envs.marl",
     "ParallelEnv": "aioenvs.batched.sync",
     "SerialEnv": "aioenvs.batched.sync",
+    "check_env_specs": "aioenvs.envs.check",
+    "check_marl_grouping": "aioenvs.envs.marl",
+    "default_info_dict_reader": "aioenvs.envs.info",
+    "make_composite_from_td": "aioenvs.specs.inference",
     "step_mdp": "aioenvs.mdp",
 }
-_MODULES = ("errors", "specs")
+_MODULES = ("envs", "errors", "specs", "testing")
 
 
 def __getattr__(name: str) -> Any:

@@ -98,10 +98,10 @@ def _add_run_command(commands: "argparse._SubParsersAction[_Parser]") -> None:
     add, count, workers = run.add_argument, _integer(1), _integer(1, MAX_WORKERS)
     add("env_id", metavar="ENV_ID", help="a Gymnasium id such as CartPole-v1, or module:id")
     add("--num-workers", type=workers, metavar="N", help="number of environments (default: 8)")
-    add("--num-processes", type=count, metavar="N", help="processes that host them (default: one a core)")
+    add("--num-processes", type=count, metavar="N", help="processes that host them (default: one a core), or threads (one each)")
     add("--steps", type=count, metavar="N", help="steps of each environment (default: 1000)")
     add("--seed", type=_integer(0, MAX_SEED), metavar="S", help="makes environments and actions repeatable")
-    add("--backend", choices=["process", "serial"], help="where environments live (default: process)")
+    add("--backend", choices=["process", "thread", "serial"], help="where environments live (default: process)")
     add("--start-method", choices=["spawn", "forkserver", "fork"], help="how the processes start")
 
 
@@ -111,10 +111,11 @@ def check_options(options: RunOptions) -> None:
     Raises:
         UsageError: Two of the arguments contradict each other.
     """
-    for_processes = {"--num-processes": options.num_processes, "--start-method": options.start_method}
-    for name, value in for_processes.items():
-        if options.backend == "serial" and value is not None:
-            raise UsageError(f"{name} has no meaning with --backend serial, which starts no process")
+    backend = options.backend
+    if backend != "process" and options.start_method is not None:
+        raise UsageError(f"--start-method has no meaning with --backend {backend}, which starts no process")
+    if backend == "serial" and options.num_processes is not None:
+        raise UsageError("--num-processes has no meaning with --backend serial, which starts no process")
     if options.num_processes is not None and options.num_processes > options.num_workers:
         raise UsageError(
             f"--num-processes {options.num_processes} is more than --num-workers {options.num_workers}: "
@@ -242,6 +243,7 @@ def _env_factory(options: RunOptions) -> "Callable[[], AsyncParallelEnv | AsyncS
         options.num_workers,
         options.env_id,
         num_processes=options.num_processes,
+        backend=options.backend,
         mp_start_method=options.start_method,
     )
 

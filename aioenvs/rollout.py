@@ -139,7 +139,7 @@ def _beginning(env: Steppable, start: TensorDictBase | None, options: RolloutOpt
         return (yield from settle(env.reset(start)))
     if start is None:
         raise RuntimeError("rollout with auto_reset=False needs the tensordict to begin with")
-    if any_done(start, env.done_keys):
+    if any_done(start, _every_key(env, "done")):
         start = start.copy()
         terminated_or_truncated(start, getattr(env, "full_done_spec", None))
         return (yield from settle(env.reset(start)))
@@ -163,9 +163,10 @@ class _Advance:
     def __init__(self, env: Steppable, options: RolloutOptions) -> None:
         self._env = env
         self._options = options
-        states = getattr(env, "state_keys", ())
-        self._excluded = (*(key for key in env.reward_keys if key not in states), *env.action_keys)
-        self._done_keys = tuple(env.done_keys)
+        states = _every_key(env, "state")
+        rewards = (key for key in _every_key(env, "reward") if key not in states)
+        self._excluded = (*rewards, *_every_key(env, "action"))
+        self._done_keys = tuple(_every_key(env, "done"))
         self._going: torch.Tensor | None = None  # elements that have not finished yet, None for all
 
     def __call__(self, td: TensorDictBase, rows: Sequence[TensorDictBase]) -> Generator[Any, Any, Any]:
@@ -204,6 +205,13 @@ class _Advance:
         return False
 
 
+def _every_key(env: Steppable, kind: str) -> Sequence[Any]:
+    """The keys of a kind: of a batch of envs that differ, those that any has."""
+    every = getattr(env, "every_key", None)
+    keys: Sequence[Any] = getattr(env, f"{kind}_keys", ()) if every is None else every(kind)
+    return keys
+
+
 def _truncated_nodes(env: Steppable) -> list[tuple[str, ...]]:
     """The nodes that can be truncated."""
     nodes = [path for path, names in nodes_of(env.done_keys).items() if "truncated" in names]
@@ -237,7 +245,18 @@ def _stacked(rows: list[TensorDictBase], options: RolloutOptions, out: TensorDic
         stacked = LazyStackedTensorDict.maybe_dense_stack(rows, dim, out=out)
     else:
         stacked = LazyStackedTensorDict.lazy_stack(rows, dim, out=out)
-    stacked.refine_names(..., "time")
+    return _named(stacked, dim)
+
+
+def _named(stacked: TensorDictBase, dim: int) -> TensorDictBase:
+    """The same with "time" as the name of a dim."""
+    if not isinstance(stacked, LazyStackedTensorDict):
+        return stacked.refine_names(..., "time")
+    if stacked.stack_dim == dim:
+        stacked._td_dim_name = "time"
+    else:
+        for part in stacked.tensordicts:
+            _named(part, dim - (stacked.stack_dim < dim))
     return stacked
 
 

@@ -148,4 +148,6 @@ def _descriptors() -> set[tuple[int, str]]:
 
 
 def _shared_memory() -> set[str]:
-    return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.exists() else set()
+    """What there is of shared memory; the semaphores of multiprocessing, which peers use and aioenvs does not, aside."""
+    names = os.listdir(SHARED_MEMORY) if SHARED_MEMORY.exists() else []
+    return {name for name in names if not name.startswith("sem.mp-")}

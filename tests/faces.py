@@ -1,4 +1,4 @@
-"""The six faces behind one interface, so that one test body covers coroutines and plain calls.
+"""The faces behind one interface, so that one test body covers coroutines and plain calls.
 
     async def test_reset(face: Face) -> None:
         async with face.open(3, CountingEnv, create_env_kwargs=numbered(3)) as env:
@@ -24,7 +24,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
 
-__all__ = ["FACES", "PROCESS_FACES", "Face", "acting", "call", "in_thread", "masked", "observed"]
+__all__ = ["FACES", "PROCESS_FACES", "THREAD_FACES", "Face", "acting", "call", "in_thread", "masked", "observed"]
 
 
 async def call(method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -75,11 +75,19 @@ def observed(td: TensorDictBase) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Face:
-    """A class of envs, and in how many processes the tests want it: 0 for none, None for one per env."""
+    """A class of envs, and how the tests want it.
+
+    Attributes:
+        name: "async-..." for the async ones.
+        cls: The class.
+        processes: In how many processes: 0 for none, None for one per env.
+        threads: In how many threads, likewise.
+    """
 
     name: str
     cls: Any
     processes: int | None
+    threads: int | None = 0
 
     @property
     def is_async(self) -> bool:
@@ -95,11 +103,16 @@ class Face:
 
     def make(self, num_workers: int, create_env_fn: Any, **options: Any) -> Any:
         """Envs that are not started. What only means something to processes is left out for the others."""
+        hosts = self.processes if self.in_processes else self.threads
         if not self.in_processes:
-            for name in ("mp_start_method", "step_timeout", "start_timeout", "close_timeout"):
+            options.pop("mp_start_method", None)
+        if hosts == 0:
+            for name in TIMEOUTS:
                 options.pop(name, None)
         else:
-            options.setdefault("num_processes", min(num_workers, self.processes or num_workers))
+            options.setdefault("num_processes", min(num_workers, hosts or num_workers))
+        if hosts != 0 and not self.in_processes:
+            options["backend"] = "thread"
         return self.cls(num_workers, create_env_fn, **options)
 
     @asynccontextmanager
@@ -113,10 +126,12 @@ class Face:
             await call(env.close, raise_if_closed=False)
 
 
+TIMEOUTS = ("step_timeout", "start_timeout", "close_timeout")
 PROCESS_FACES = (
     Face("async-packed", AsyncParallelEnv, 2),
     Face("async-one-each", AsyncParallelEnv, None),
     Face("packed", ParallelEnv, 2),
     Face("one-each", ParallelEnv, None),
 )
-FACES = (Face("async-serial", AsyncSerialEnv, 0), Face("serial", SerialEnv, 0), *PROCESS_FACES)
+THREAD_FACES = (Face("async-thread", AsyncParallelEnv, 0, threads=2), Face("thread", ParallelEnv, 0, threads=None))
+FACES = (Face("async-serial", AsyncSerialEnv, 0), Face("serial", SerialEnv, 0), *PROCESS_FACES, *THREAD_FACES)

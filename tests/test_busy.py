@@ -51,7 +51,7 @@ async def test_two_steps_at_once(face: Face, gate: Gate) -> None:
         for command, argument in (("step", acting([10] * 4)), ("reset", None), ("set_seed", 1)):
             with pytest.raises(ConcurrencyError) as caught:
                 await face.call(getattr(env, command), argument)
-            if face.is_async or not face.in_processes:
+            if face.is_async or face.name == "serial":  # the others have a loop of their own, which is busy
                 assert f"{command} was asked of" in str(caught.value)
                 assert "step is still pending" in str(caught.value)
         gate.open()

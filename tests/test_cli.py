@@ -158,6 +158,7 @@ def test_failure_names_error_cause_and_notes() -> None:
         ("run CartPole-v1 --num-processes 9", "--num-processes 9 is more than --num-workers 8"),
         ("run CartPole-v1 --backend serial --start-method fork", "--start-method has no meaning"),
         ("run CartPole-v1 --backend serial --num-processes 1", "--num-processes has no meaning"),
+        ("run CartPole-v1 --backend thread --start-method fork", "--start-method has no meaning"),
         ("run CartPole-v1 --backend threads", "invalid choice: 'threads'"),
         ("run CartPole-v1 --num-wrokers 4", "--num-wrokers 4 (did you mean --num-workers?)"),
         ("run CartPole-v1 --num-work 4", "--num-work 4 (did you mean --num-workers?)"),
@@ -303,16 +304,18 @@ def test_same_seed_gives_the_same_episodes_in_processes_and_without(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     tables = []
-    for choice in (["--num-processes", "2"], ["--backend", "serial"]):
+    choices = (["--num-processes", "2"], ["--backend", "serial"], ["--backend", "thread"])
+    for choice in choices:
         command = ["run", "CartPole-v1", "--num-workers", "3", "--steps", "100", "--seed", "5", *choice]
         assert cli.main(command) == 0
         tables.append(table_of(capsys.readouterr().out))
-    packed, serial = tables
+    packed, serial, threads = tables
     assert int(packed["episodes"]) > 0
     for row in ("episodes", "return (mean ± std)"):
-        assert packed[row] == serial[row]
+        assert packed[row] == serial[row] == threads[row]
     assert packed["worker processes"] == "2"
     assert "worker processes" not in serial
+    assert "worker processes" not in threads
 
 
 def test_run_prints_a_table_and_nothing_else() -> None:

@@ -86,7 +86,7 @@ class Stored:
     def __init__(self, space: Any, key: tuple[str, ...] = KEY) -> None:
         fixed = [leaf.leaf for leaf in flatten(space, key) if leaf.leaf is not None]
         layout = Layout.of(NUM_ENVS, {"root": fixed})
-        self.arrays = layout.arrays(bytearray(max(1, layout.nbytes)))["root"]
+        self.arrays = layout.arrays(bytearray(max(1, layout.end)))["root"]
         self.objects: Objects = {}
         self.write = writer(space, key, self.arrays, self.objects, ROW)
         self.read = reader(space, key, self.arrays, self.objects, ROW)

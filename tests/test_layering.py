@@ -36,7 +36,7 @@ LAYERS = (
     ),
     ("aioenvs.engine",),
     ("aioenvs.specs", "aioenvs.mdp", "aioenvs.registry"),
-    ("aioenvs.spaces",),
+    ("aioenvs.spaces", "aioenvs.trees"),
     ("aioenvs.rollout", "aioenvs.envs"),
     ("aioenvs.device",),
     ("aioenvs.batched",),
@@ -69,7 +69,18 @@ INPUT_OUTPUT = {
     "uvloop",
 }
 ASYNCIO = {
-    f"aioenvs.engine.{name}" for name in ("channel", "pool", "process", "portal", "inline", "workers", "supervision")
+    f"aioenvs.engine.{name}"
+    for name in (
+        "answering",
+        "channel",
+        "inline",
+        "pool",
+        "portal",
+        "process",
+        "supervision",
+        "threads",
+        "workers",
+    )
 }
 ASYNC_FACES = ("aioenvs.batched", "aioenvs.rollout", "aioenvs.cli", "aioenvs.collectors", "aioenvs.integrations")
 FORKING = {"aioenvs.engine.process", "aioenvs.engine.launcher"}

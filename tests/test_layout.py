@@ -39,7 +39,7 @@ def raw(array: np.ndarray) -> np.ndarray:
 
 def laid_out(num_envs: int, leaves: dict[str, list[Leaf]]) -> tuple[Layout, np.ndarray, dict[str, Arrays]]:
     layout = Layout.of(num_envs, leaves)
-    block = np.zeros(max(1, layout.nbytes), np.uint8)
+    block = np.zeros(max(1, layout.end), np.uint8)
     return layout, block, layout.arrays(memoryview(block))
 
 
@@ -73,7 +73,7 @@ def test_no_leaf_touches_another(num_envs: int, leaves: dict[str, list[Leaf]]) -
 @given(NUM_ENVS, REGIONS)
 def test_leaves_and_regions_are_aligned_and_inside(num_envs: int, leaves: dict[str, list[Leaf]]) -> None:
     layout, block, arrays = laid_out(num_envs, leaves)
-    assert layout.nbytes % ALIGNMENT == 0
+    assert layout.end % ALIGNMENT == 0
     for name, region in layout.regions.items():
         assert region.offset % ALIGNMENT == 0
         for place in region.places:
@@ -90,7 +90,7 @@ def test_regions_follow_one_another_without_gaps(num_envs: int, leaves: dict[str
     regions = list(layout.regions.values())
     ends = [0, *(region.offset + region.nbytes for region in regions)]
     assert [region.offset for region in regions] == ends[:-1]
-    assert layout.nbytes == ends[-1]
+    assert layout.end == ends[-1]
 
 
 @given(NUM_ENVS, REGIONS)
@@ -121,7 +121,7 @@ def test_an_example() -> None:
         (("reward",), 128),
     ]
     assert [(region.offset, region.nbytes) for region in layout.regions.values()] == [(0, 192), (192, 64)]
-    assert layout.nbytes == 256
+    assert layout.end == 256
 
 
 def test_envs_of_a_leaf_are_rows() -> None:
@@ -137,7 +137,7 @@ def test_a_leaf_knows_its_size(shape: tuple[int, ...], nbytes: int) -> None:
 
 def test_leaves_without_bytes_take_no_room() -> None:
     layout, _, arrays = laid_out(4, {"a": [Leaf(("x",), "<f4", (0,)), Leaf(("y",), "<f4", (3, 0))], "b": []})
-    assert layout.nbytes == 0
+    assert layout.end == 0
     assert [array.shape for array in flat(arrays)] == [(4, 0), (4, 3, 0)]
     assert arrays["b"] == {}
 
@@ -146,7 +146,7 @@ def test_a_key_that_comes_twice_is_refused() -> None:
     twice = [Leaf(("a", "b"), "<f4", (1,)), Leaf(("a", "b"), "<f4", (2,))]
     with pytest.raises(ValueError, match=r"region 'next' has the key \('a', 'b'\) twice"):
         Layout.of(1, {"next": twice})
-    assert Layout.of(1, {"next": twice[:1], "root": twice[1:]}).nbytes == 2 * ALIGNMENT
+    assert Layout.of(1, {"next": twice[:1], "root": twice[1:]}).end == 2 * ALIGNMENT
 
 
 @pytest.mark.parametrize("dtype", ["O", "U", "<U0", "S0", "V0"])
@@ -158,7 +158,7 @@ def test_a_dtype_without_a_fixed_size_is_refused(dtype: str) -> None:
 def test_too_small_a_buffer_is_refused() -> None:
     layout = Layout.of(2, {"a": [Leaf(("x",), "<f4", (16,))]})
     with pytest.raises(TypeError, match="too small"):
-        layout.arrays(bytearray(layout.nbytes - 1))
+        layout.arrays(bytearray(layout.end - 1))
 
 
 def test_pairs_of_leaves_do_not_share_memory() -> None:

@@ -13,10 +13,11 @@ import pytest
 from faces import Face, acting, observed
 from failing_envs import CountingEnv, Gate, numbered
 from processes import still_alive
+from tensordict import LazyStackedTensorDict
 
 from aioenvs import AsyncParallelEnv, ParallelEnv
 from aioenvs.batched.config import START_METHODS
-from aioenvs.errors import AioEnvsError, SpecMismatchError, WorkerStartError
+from aioenvs.errors import AioEnvsError, WorkerStartError
 
 start_methods = pytest.mark.parametrize("method", START_METHODS)
 
@@ -169,9 +170,17 @@ async def test_a_factory_that_cannot_be_pickled(async_face: Face) -> None:
         assert observed(await env.reset()) == [[1, 1, 0, 0]] * 2
 
 
-async def test_envs_that_differ(face: Face) -> None:
-    env = face.make(3, one_fails(faults.OtherSpaceEnv, 3))
-    with pytest.raises(SpecMismatchError, match=r"env 1"):
+async def test_envs_that_differ_make_lazy_stacks(face: Face) -> None:
+    async with face.open(3, ["CartPole-v1", "MountainCar-v0", "CartPole-v1"]) as env:
+        td = await face.call(env.reset)
+        assert isinstance(td, LazyStackedTensorDict)
+        assert td[0]["observation"].shape != td[1]["observation"].shape
+        assert td[0]["observation"].shape == td[2]["observation"].shape
+
+
+async def test_envs_that_differ_can_be_refused(face: Face) -> None:
+    env = face.make(3, one_fails(faults.OtherSpaceEnv, 3), share_individual_td=False)
+    with pytest.raises(ValueError, match=r"envs 0, 2 and env 1 differ in keys, shapes or dtypes"):
         await face.call(env.start)
     assert env.is_closed
 

@@ -7,27 +7,61 @@ from typing import Any
 
 import torch
 
-from aioenvs.batched.base import AsyncBatchedEnv
 from aioenvs.batched.config import BatchConfig
+from aioenvs.batched.owner import AsyncBatchedEnv
 from aioenvs.engine.pool import Timeouts
 
 __all__ = ["AsyncParallelEnv", "AsyncSerialEnv"]
 
 
+HOSTING = ("num_processes", "backend", "mp_start_method", "step_timeout", "start_timeout", "close_timeout")
+
+
+def is_single(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether these arguments ask for one env."""
+    count = args[0] if args else options.get("num_workers")
+    return bool(count == 1)
+
+
+def without_hosts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that mean something to envs without workers."""
+    return {name: value for name, value in options.items() if name not in HOSTING}
+
+
 class AsyncParallelEnv(AsyncBatchedEnv):
-    """Many envs in worker processes, stepped from an event loop.
+    """Many envs in worker processes, or threads, stepped from an event loop.
 
     Args:
         num_workers: How many envs.
         create_env_fn: What makes an env: a Gymnasium id, an `EnvSpec`, or a callable that returns a `gymnasium.Env`
-            (lambdas and local functions too); or a list with one of these for each env.
+            or an `EnvBase` (lambdas and local functions too); or a list with one of these for each env.
         create_env_kwargs: Keyword arguments for the callable or for `gymnasium.make`: a dict, or one for each env.
         num_processes: How many processes host the envs, each an equal share; as many as there are cores, at most one
-            per env, if None. Envs that wait rather than compute want one process each.
-        backend: "process", or "serial" to run the envs right in the event loop's thread.
-        device: Where results go; None leaves them on the CPU and the TensorDicts without a device.
+            per env, if None. Envs that wait rather than compute want one process each. With threads: how many of
+            those, one per env if None.
+        backend: "process"; "thread" to run the envs in threads of this process; or "serial" to run them right in the
+            event loop's thread. Threads start at once, need no pickling, and serve envs that release the GIL: those
+            that sleep, wait for a network, or leave the work to a native simulator. The factories of all envs are
+            called as they are, each in the thread of its env. What threads cannot do: the random generators that all
+            of a process share (`random`, `numpy.random`, torch's) stay shared, so a seed reaches only what an env
+            seeds itself; `use_buffers=False`, `shared_memory`, `memmap` and `num_sub_threads` have no effect; and a
+            thread cannot be killed: where an env hangs, `close`, or a start that fails, returns after `close_timeout`,
+            or as soon as `close` is cancelled, says so in a warning to the log, and leaves the thread behind, which
+            does not keep the interpreter from its exit.
+        device: Where results go; None leaves them on the envs' own device.
+        share_individual_td: True to get lazy stacks of one TensorDict per env; False to be told if they cannot be
+            stacked into one tensor for each key; None for lazy stacks only where they cannot.
+        shared_memory: False to keep the buffers in a file without a name rather than in memory.
+        memmap: The same, by the other name.
+        use_buffers: False to send the tensors of `EnvBase` envs as messages; they travel through shared buffers
+            otherwise, except those whose size varies.
+        consolidate: Accepted and without effect: all buffers are one block, and results one copy of it.
+        num_threads: Threads of torch in this process while the envs are open; None leaves them alone.
+        num_sub_threads: Threads of torch in each worker.
+        serial_for_single: Make an `AsyncSerialEnv` instead if there is one env only.
         mp_start_method: "forkserver" (default: workers are forked from a small clean process), "spawn" (a fresh
             interpreter for each) or "fork" (a copy of this process, whose factories then need not be pickled).
+        allow_step_when_done: Only False is possible; an env needs a reset after its episode's end.
         step_timeout: Seconds that a command may take, None for as long as it likes.
         start_timeout: Seconds that a worker may take to build its envs.
         close_timeout: Seconds that the envs may take to close, before their processes are killed.
@@ -42,6 +76,12 @@ class AsyncParallelEnv(AsyncBatchedEnv):
     (torch.Size([4, 1]), torch.Size([4, 4]))
     """
 
+    def __new__(cls, *args: Any, serial_for_single: bool = False, **options: Any) -> Any:
+        """Make one, or an `AsyncSerialEnv` with the options that it has a use for."""
+        if serial_for_single and is_single(args, options):
+            return AsyncSerialEnv(*args, **without_hosts(options))
+        return super().__new__(cls)
+
     def __init__(
         self,
         num_workers: int,
@@ -51,7 +91,16 @@ class AsyncParallelEnv(AsyncBatchedEnv):
         num_processes: int | None = None,
         backend: str = "process",
         device: torch.device | str | int | None = None,
+        share_individual_td: bool | None = None,
+        shared_memory: bool | None = None,
+        memmap: bool = False,
+        use_buffers: bool | None = None,
+        consolidate: bool = True,
+        num_threads: int | None = None,
+        num_sub_threads: int = 1,
+        serial_for_single: bool = False,
         mp_start_method: str | None = None,
+        allow_step_when_done: bool = False,
         step_timeout: float | None = None,
         start_timeout: float | None = 60.0,
         close_timeout: float = 5.0,
@@ -64,6 +113,13 @@ class AsyncParallelEnv(AsyncBatchedEnv):
             backend=backend,
             mp_start_method=mp_start_method,
             timeouts=Timeouts(start=start_timeout, step=step_timeout, close=close_timeout),
+            share_individual_td=share_individual_td,
+            shared_memory=shared_memory,
+            memmap=memmap,
+            use_buffers=use_buffers,
+            num_threads=num_threads,
+            num_sub_threads=num_sub_threads,
+            allow_step_when_done=allow_step_when_done,
         )
         super().__init__(config, device)
 
@@ -71,14 +127,23 @@ class AsyncParallelEnv(AsyncBatchedEnv):
 class AsyncSerialEnv(AsyncBatchedEnv):
     """The same envs without processes, one after the other in the event loop's thread.
 
-    For envs that are quicker than a message to another process, for debugging, and as the reference for results.
-    Its coroutines never suspend.
+    For envs that are quicker than a message to another process, for debugging, for gradients through the envs, and as
+    the reference for results. Its coroutines never wait for anything but the envs.
 
     Args:
         num_workers: How many envs.
         create_env_fn: As for `AsyncParallelEnv`.
         create_env_kwargs: As for `AsyncParallelEnv`.
         device: As for `AsyncParallelEnv`.
+        share_individual_td: As for `AsyncParallelEnv`.
+        shared_memory: Accepted and without effect, as `memmap`, `consolidate` and `num_sub_threads` are: there is no
+            other process.
+        memmap: See `shared_memory`.
+        use_buffers: Accepted; True warns where sizes vary, as for `AsyncParallelEnv`.
+        consolidate: See `shared_memory`.
+        num_threads: As for `AsyncParallelEnv`.
+        num_sub_threads: See `shared_memory`.
+        allow_step_when_done: As for `AsyncParallelEnv`.
 
     >>> import asyncio
     >>> async def main():
@@ -95,14 +160,26 @@ class AsyncSerialEnv(AsyncBatchedEnv):
         *,
         create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         device: torch.device | str | int | None = None,
+        share_individual_td: bool | None = None,
+        shared_memory: bool | None = None,
+        memmap: bool = False,
+        use_buffers: bool | None = None,
+        consolidate: bool = True,
+        num_threads: int | None = None,
+        num_sub_threads: int = 1,
+        allow_step_when_done: bool = False,
     ) -> None:
         config = BatchConfig.of(
             num_workers,
             create_env_fn,
             create_env_kwargs=create_env_kwargs,
-            num_processes=None,
             backend="serial",
-            mp_start_method=None,
-            timeouts=Timeouts(),
+            share_individual_td=share_individual_td,
+            shared_memory=shared_memory,
+            memmap=memmap,
+            use_buffers=use_buffers,
+            num_threads=num_threads,
+            num_sub_threads=num_sub_threads,
+            allow_step_when_done=allow_step_when_done,
         )
         super().__init__(config, device)

@@ -6,18 +6,23 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from aioenvs.batched.preload import modules_to_preload
 from aioenvs.engine.pool import Timeouts
 from aioenvs.registry import find_spec
 
+if TYPE_CHECKING:
+    from aioenvs.engine.workers import WorkerOptions
+
 __all__ = ["BatchConfig", "available_cores"]
 
-BACKENDS = ("process", "serial")
+BACKENDS = ("process", "thread", "serial")
 START_METHODS = ("forkserver", "spawn", "fork")
 ENV_METHODS = ("reset", "step")
+STARTS_PER_CORE = 4  # fresh interpreters that import at the same time; more of them would only slow each other down
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,12 @@ class BatchConfig:
     Attributes:
         factories: One per env: a callable, a Gymnasium id or an `EnvSpec`.
         kwargs: Keyword arguments for each factory.
-        groups: The envs of each process.
+        groups: The envs of each process or thread.
+        share_individual_td: Whether results are lazy stacks; None where they have to be.
+        use_buffers: Whether tensors go through the shared block where they can; None for the same.
+        on_disk: Whether the block is a file.
+        num_threads: Threads of torch in this process while the envs are open; None to leave them alone.
+        num_sub_threads: Threads of torch in each worker.
     """
 
     factories: tuple[Any, ...]
@@ -36,6 +46,11 @@ class BatchConfig:
     backend: str
     start_method: str
     timeouts: Timeouts
+    share_individual_td: bool | None = None
+    use_buffers: bool | None = None
+    on_disk: bool = False
+    num_threads: int | None = None
+    num_sub_threads: int = 1
 
     @classmethod
     def of(
@@ -44,12 +59,18 @@ class BatchConfig:
         create_env_fn: Any,
         *,
         create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
-        num_processes: int | None,
-        backend: str,
-        mp_start_method: str | None,
-        timeouts: Timeouts,
+        num_processes: int | None = None,
+        backend: str = "process",
+        mp_start_method: str | None = None,
+        timeouts: Timeouts | None = None,
+        num_threads: int | None = None,
+        num_sub_threads: int = 1,
+        shared_memory: bool | None = None,
+        memmap: bool = False,
+        allow_step_when_done: bool = False,
+        **options: bool | None,
     ) -> BatchConfig:
-        """Check the arguments of a batched env.
+        """Check the arguments of a batched env; the options are further attributes.
 
         Raises:
             TypeError: If a factory is an env, or anything else that cannot make one.
@@ -58,13 +79,49 @@ class BatchConfig:
             NotImplementedError: For worker processes on Windows.
         """
         _check_count("num_workers", num_workers)
+        for name, count in (("num_threads", num_threads), ("num_sub_threads", num_sub_threads)):
+            if count is not None:
+                _check_count(name, count)
+        if memmap and shared_memory:
+            raise RuntimeError("memmap=True and shared_memory=True exclude each other; choose where the buffers are")
+        if allow_step_when_done:
+            raise ValueError(
+                "allow_step_when_done=True is not supported: an env whose episode is over needs a reset; use "
+                "step_and_maybe_reset, or a reset with a mask"
+            )
         return cls(
             factories=_factories(num_workers, create_env_fn),
             kwargs=_kwargs(num_workers, create_env_kwargs),
             groups=_groups(num_workers, num_processes, _choice("backend", backend, BACKENDS)),
             backend=backend,
             start_method=_start_method(backend, mp_start_method),
-            timeouts=_check_timeouts(timeouts),
+            timeouts=_check_timeouts(timeouts or Timeouts()),
+            on_disk=memmap or shared_memory is False,
+            num_threads=num_threads,
+            num_sub_threads=num_sub_threads,
+            **options,
+        )
+
+    def with_kwargs(self, given: Any) -> BatchConfig:
+        """The same with other keyword arguments; those that are not given stay.
+
+        Raises:
+            TypeError: If they are neither a dict nor a list of dicts.
+            RuntimeError: If the list has another length than there are envs.
+        """
+        changes = _kwargs(len(self.factories), given)
+        return replace(self, kwargs=tuple({**old, **new} for old, new in zip(self.kwargs, changes, strict=True)))
+
+    def worker_options(self) -> WorkerOptions:
+        """What the pool of workers has to know besides."""
+        from aioenvs.engine.workers import WorkerOptions  # needs what Windows does not have
+
+        return WorkerOptions(
+            preload=modules_to_preload(self.factories) if self.start_method != "fork" else (),
+            num_threads=self.num_sub_threads,
+            by_reference=self.use_buffers is False,
+            on_disk=self.on_disk,
+            at_once=STARTS_PER_CORE * available_cores() if self.start_method == "spawn" else None,
         )
 
 
@@ -142,10 +199,10 @@ def _kwargs(num_workers: int, given: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _groups(num_workers: int, num_processes: int | None, backend: str) -> tuple[tuple[int, ...], ...]:
-    if backend != "process" and num_processes is not None:
-        raise TypeError(f"num_processes={num_processes!r} has no meaning for envs that run in this process")
-    if num_processes is None:
-        num_processes = min(num_workers, available_cores())
+    if backend == "serial" and num_processes is not None:
+        raise TypeError(f"num_processes={num_processes!r} has no meaning for envs that run one after the other")
+    if num_processes is None:  # threads are for envs that wait, and those do it best all at once
+        num_processes = num_workers if backend == "thread" else min(num_workers, available_cores())
     _check_count("num_processes", num_processes)
     if num_processes > num_workers:
         raise ValueError(f"num_processes is {num_processes}, more than the {num_workers} envs there are to host")

@@ -1,57 +1,105 @@
-"""Between the pool's arrays and TensorDicts: what a request carries in, and what a result carries out.
+"""Between the pool's arrays and tensors: what a request carries in, and what a result carries out.
 
 Nothing that leaves here looks into the shared block: a whole region is copied once, as bytes, and its tensors
-are views of that copy; some rows are copied leaf by leaf.
+are views of that copy; some rows are copied leaf by leaf. What travels as an object comes as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import NonTensorData, NonTensorStack, TensorDictBase
+from tensordict import TensorDictBase
 
+from aioenvs.batched.inputs import InputLeaf, Inputs, mismatch, missing, stored
+from aioenvs.batched.signature import EnvSpecs
+from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.layout import Arrays, Key
-from aioenvs.engine.metadata import ACTION, DONE_KEYS, NEXT, REWARD_KEY, ROOT
-from aioenvs.engine.pool import Pool
-from aioenvs.engine.spaces import Objects, integer_range
+from aioenvs.engine.layout import Arrays
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT, Family
+from aioenvs.engine.spaces import Objects
 from aioenvs.errors import SpecMismatchError
+from aioenvs.specs import NonTensor
+from aioenvs.trees import Key, Tree, nested_key, non_tensor, plain, region_trees
 
-__all__ = ["Actions", "Exchange", "Rows", "Values", "nest", "stack_objects"]
+__all__ = ["Exchange", "Ledger", "Rows", "Values"]
 
 # Where the latest values of an env are: in the region of its last step or of its last reset, or, after a step that may
 # have been followed by a reset, in the one that the `done` of the step says.
 IN_NEXT, WHERE_DONE_SAYS, IN_ROOT = 0, 1, 2
 
 Rows = NDArray[np.intp] | None  # None means all of them
-Actions = dict[Key, Any]  # arrays, or a list of objects
-Values = dict[Key, Any]  # tensors, or a list of objects
+Values = dict[Key, Any]  # a tensor for all envs, or a list of objects, one per env
+
+
+class Ledger:
+    """What is known of the envs of one family besides the arrays: where the latest values are, and those without a row.
+
+    All who exchange with the family share it.
+    """
+
+    def __init__(self, family: Family, arrays: dict[str, Arrays]) -> None:
+        self.family = family
+        self.arrays = arrays
+        self.home = np.full(len(family.envs), IN_ROOT, np.uint8)
+        self.objects: list[Objects] = [{} for _ in family.envs]
+        self.specs = EnvSpecs.of(family.metadata)
+        self.trees = region_trees(self.specs.output_spec, self.specs.input_spec)
+        # Leaves that are kept under another dtype, since numpy does not have theirs.
+        self.foreign = {
+            region: [
+                (key, dtype)
+                for key, array in leaves.items()
+                if (dtype := self.trees[region].leaves[key].dtype) is not torch.from_numpy(array[:0]).dtype
+            ]
+            for region, leaves in arrays.items()
+        }
 
 
 class Exchange:
-    """Reads and writes the rows of one pool.
+    """Reads and writes the rows of some envs of one family.
 
-    Besides the arrays it knows each env's latest values: those of its last step, or of a reset that came later.
+    Args:
+        ledger: The family.
+        members: Which of its envs, by their place in it, in the order of the batch; None for all.
+        trees: Where the leaves are in a TensorDict of the batch.
+        device: From where inputs may come, besides the CPU.
     """
 
-    def __init__(self, pool: Pool, device: torch.device | None) -> None:
-        self.num_envs = pool.num_envs
-        self._arrays = pool.arrays
-        self._objects = pool.metadata.objects
-        self._action_leaves = [_ActionLeaf(key, array, pool, device) for key, array in pool.arrays[ACTION].items()]
-        self._random = {key: pool.metadata.spaces[ACTION][key] for key in self._objects[ACTION]}
-        self._packed = {region: _Packed(pool, region) for region in (NEXT, ROOT)}
-        self._home = np.full(pool.num_envs, IN_ROOT, np.uint8)
-        self._latest_objects: list[Objects] = [{} for _ in range(pool.num_envs)]
+    def __init__(self, ledger: Ledger, members: Rows, trees: Mapping[str, Tree], device: torch.device | None) -> None:
+        family = ledger.family
+        self._ledger = ledger
+        self._members = members
+        self._trees = trees
+        self._arrays = ledger.arrays
+        self.envs = family.envs if members is None else tuple(family.envs[member] for member in members)
+        self._places = range(len(self.envs)) if members is None else members.tolist()
+        self._loose = family.metadata.objects
+        self._rewards = family.metadata.reward_keys
+        self._done = [
+            self._arrays[NEXT][key].reshape(len(family.envs), -1)
+            for key in family.metadata.done_keys
+            if key in self._arrays[NEXT]
+        ]
+        # What says of each env whether it is done, where one flag for each does.
+        self._flag = self._done[0][:, 0] if len(self._done) == 1 and self._done[0].shape[1] == 1 else None
+        leaves, spaces = ledger.trees[INPUT].leaves, family.metadata.specs.get("action", {})
+        places = self._arrays[INPUT]
+        self._inputs = [
+            InputLeaf(key, len(self.envs), spec, trees[INPUT], spaces.get(key), places.get(key), device)
+            for key, spec in leaves.items()
+            if not isinstance(spec, NonTensor)
+        ]
+        self._input_objects = [key for key, spec in leaves.items() if isinstance(spec, NonTensor)]
+        self._packed = {region: _Packed(ledger, region) for region in (NEXT, ROOT)} if members is None else {}
 
     # -- in ---------------------------------------------------------------------------------------------
 
-    def check_actions(self, td: TensorDictBase, entries: Mapping[str, Any]) -> Actions:
-        """The whole batch of actions, checked; nothing is written yet.
+    def check_inputs(self, td: TensorDictBase, entries: Mapping[str, Any]) -> Inputs:
+        """The whole batch of inputs, checked; nothing is written yet.
 
         Args:
             td: What the step was given.
@@ -60,8 +108,8 @@ class Exchange:
         Raises:
             SpecMismatchError: If a key is missing, or a value has the wrong shape, dtype, device or range.
         """
-        values: Actions = {leaf.key: leaf.check(td, entries) for leaf in self._action_leaves}
-        for key in self._objects[ACTION]:
+        values: Inputs = {leaf.key: leaf.check(td, entries) for leaf in self._inputs}
+        for key in self._input_objects:
             values[key] = self._object_list(td, key)
         return values
 
@@ -71,122 +119,199 @@ class Exchange:
         Raises:
             SpecMismatchError: If one has another kind, shape or dtype than the envs' own.
         """
-        for key, array in self._arrays[ROOT].items():
-            value = td.get(_path(key), None)
+        count = len(self.envs)
+        for key, spec in self._ledger.trees[ROOT].leaves.items():
+            if isinstance(spec, NonTensor) or -1 in spec.shape:
+                continue
+            value = self._trees[ROOT].get(td, key)
             if value is None:
                 continue
-            expected = f"{array.dtype} of shape {array.shape}"
+            expected = f"{_name(spec.dtype)} of shape {(count, *spec.shape)}"
             if not isinstance(value, torch.Tensor):
-                raise SpecMismatchError(f"{_path(key)!r}: expected {expected}, found {type(value).__name__}")
-            found = f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+                raise SpecMismatchError(f"{nested_key(key)!r}: expected {expected}, found {type(value).__name__}")
+            found = f"{_name(value.dtype)} of shape {tuple(value.shape)}"
             if found != expected:
-                raise SpecMismatchError(f"{_path(key)!r}: expected {expected}, found {found}; no env was asked")
+                raise SpecMismatchError(f"{nested_key(key)!r}: expected {expected}, found {found}; no env was asked")
 
     def _object_list(self, td: TensorDictBase, key: Key) -> list[Any]:
-        value = td.get(_path(key), None)
+        value = self._trees[INPUT].get(td, key)
         if value is None or isinstance(value, torch.Tensor):
-            raise _missing(td, key, value)
-        objects = value if isinstance(value, list) else value.tolist()
-        if not isinstance(objects, list) or len(objects) != self.num_envs:
-            raise _mismatch(key, f"{self.num_envs} values, one per env", repr(objects))
+            raise missing(td, key, value)
+        objects = value if isinstance(value, list) else plain(value)
+        if not isinstance(objects, list) or len(objects) != len(self.envs):
+            raise mismatch(key, f"{len(self.envs)} values, one per env", repr(objects))
         return objects
 
-    def write_actions(self, values: Actions, rows: Rows) -> dict[int, Objects] | None:
-        """Store checked actions; returns those without a fixed shape, by env."""
-        for key, target in self._arrays[ACTION].items():
-            if rows is None:
+    def write_inputs(self, values: Inputs, rows: Rows) -> dict[int, Objects] | None:
+        """Store checked inputs; returns those without a row, by env."""
+        for key, target in self._arrays[INPUT].items():
+            if rows is None and self._members is None:
                 target[...] = values[key]
             else:
-                target[rows] = values[key][rows]
-        loose = self._objects[ACTION]
+                target[self._targets(rows)] = values[key] if rows is None else values[key][rows]
+        loose = self._loose[INPUT]
         if not loose:
             return None
-        return {env: {key: values[key][env] for key in loose} for env in self._indices(rows)}
+        return {self.envs[row]: {key: values[key][row] for key in loose} for row in self._indices(rows)}
+
+    def given(self, td: TensorDictBase, rows: Rows, masks: Mapping[Key, torch.Tensor]) -> dict[int, ResetArguments]:
+        """Store what a caller knows of envs that will be reset, where they ask for it.
+
+        Args:
+            td: What the reset was given.
+            rows: Which envs are reset.
+            masks: Which of their parts are, if not all.
+        """
+        if not self._ledger.family.metadata.takes_root:
+            return {}
+        targets = self._targets(rows)
+        kept: list[Key] = []
+        loose: Objects = {}
+        for region in (INPUT, ROOT):
+            for key in self._ledger.trees[region].leaves:
+                value = self._trees[region].get(td, key)
+                if value is None or key in kept or key in loose:
+                    continue
+                if key in self._arrays[region]:
+                    array = stored(value, self._arrays[region][key].dtype)
+                    self._arrays[region][key][targets] = array if rows is None else array[rows]
+                    kept.append(key)
+                else:
+                    loose[key] = plain(value)
+        loose.update(masks)
+        return {
+            self.envs[row]: ResetArguments({}, tuple(kept), {key: value[row] for key, value in loose.items()})
+            for row in self._indices(rows)
+        }
 
     # -- out --------------------------------------------------------------------------------------------
 
     def after_reset(self, rows: Rows, outcome: Outcome) -> None:
         """Note that these envs were reset."""
-        self._home[_index(rows)] = IN_ROOT
-        for env, regions in outcome.objects.items():
-            self._latest_objects[env] = regions[ROOT]
+        self._ledger.home[self._targets(rows)] = IN_ROOT
+        self._note(outcome, ROOT)
+
+    def _note(self, outcome: Outcome, region: str) -> bool:
+        """Keep the objects of a region as the latest; whether there were any."""
+        noted = False
+        for env, place in zip(self.envs, self._places, strict=True):
+            regions = outcome.objects.get(env)
+            if regions is not None and region in regions:
+                self._ledger.objects[place] = regions[region]
+                noted = True
+        return noted
 
     def before_step(self, rows: Rows, *, maybe_reset: bool) -> None:
         """Note that these envs are about to step, whatever comes of it."""
-        self._home[_index(rows)] = WHERE_DONE_SAYS if maybe_reset else IN_NEXT
+        self._ledger.home[self._targets(rows)] = WHERE_DONE_SAYS if maybe_reset else IN_NEXT
 
     def step_result(self, rows: Rows, outcome: Outcome) -> Values:
         """The outcome of a step, by key; rows that were not stepped hold their latest values and no reward."""
-        for env, regions in outcome.objects.items():
-            self._latest_objects[env] = regions[NEXT]
-        arrays = self._packed[NEXT].copy()
-        if rows is not None:
-            others = np.ones(self.num_envs, np.bool_)
-            others[rows] = False
-            arrays[REWARD_KEY][others] = 0
-            self._replace(arrays, np.flatnonzero(others & self._in_root()))
-        return self._values(arrays)
+        if outcome.objects:
+            self._note(outcome, NEXT)
+        arrays = self._copy(NEXT)
+        if rows is None:
+            return self._values(NEXT, arrays)
+        others = np.ones(len(self.envs), np.bool_)
+        others[rows] = False
+        self._replace(arrays, np.flatnonzero(others & self._in_root()))
+        values = self._values(NEXT, arrays)
+        for key in self._rewards:
+            values[key] = _without(values[key], others)
+        return values
 
-    def root_result(self, following: Values, outcome: Outcome) -> Values:
+    def root_result(self, following: Any, outcome: Outcome) -> Values:
         """The root of the next step: what came of the last one, except where the env was reset since."""
         rows = self._in_root().nonzero()[0]
-        if not len(rows):
-            return {key: value for key, value in following.items() if key != REWARD_KEY}
-        for env in rows.tolist():
-            if env in outcome.objects:
-                self._latest_objects[env] = outcome.objects[env][ROOT]
+        noted = self._note(outcome, ROOT) if outcome.objects else False
+        if not len(rows) and not noted:
+            root = dict(following)
+            for key in self._rewards:
+                del root[key]
+            return root
         return self._merged(rows)
 
     def _in_root(self) -> NDArray[np.bool_]:
         """Which envs had a reset after their last step."""
-        done = self._arrays[NEXT][DONE_KEYS[0]].reshape(-1)
+        home = self._ledger.home
+        if not self._done:
+            return np.zeros(len(self.envs), np.bool_)
+        flags = self._flag
+        if flags is None:
+            flags = np.logical_or.reduce([done.any(1) for done in self._done])
         # By the numbers: IN_NEXT + done < WHERE_DONE_SAYS + done, which reaches IN_ROOT only where done is true.
-        in_root: NDArray[np.bool_] = self._home + done >= IN_ROOT
-        return in_root
+        in_root: NDArray[np.bool_] = home + flags >= IN_ROOT
+        return in_root if self._members is None else in_root[self._members]
 
     def latest(self) -> Values:
         """What is known of every env: the values after its last step or reset."""
         mask = self._in_root()
-        return self._values(self._packed[ROOT].copy()) if mask.all() else self._merged(np.flatnonzero(mask))
+        return self._values(ROOT, self._copy(ROOT)) if mask.all() else self._merged(np.flatnonzero(mask))
 
     def _merged(self, rows: NDArray[np.intp]) -> Values:
         """The values of the last step, or, in these rows, of the reset after it."""
-        arrays = self._packed[NEXT].copy()
-        del arrays[REWARD_KEY]
+        arrays = self._copy(NEXT)
+        for key in self._rewards:
+            arrays.pop(key, None)
         self._replace(arrays, rows)
-        return self._values(arrays)
+        return self._values(ROOT, arrays)
+
+    def _copy(self, region: str) -> Arrays:
+        if self._members is None:
+            return self._packed[region].copy()
+        return {key: array[self._members] for key, array in self._arrays[region].items()}
 
     def _replace(self, arrays: Arrays, rows: NDArray[np.intp]) -> None:
+        sources = self._targets(rows)
         for key, source in self._arrays[ROOT].items():
-            arrays[key][rows] = source[rows]
+            arrays[key][rows] = source[sources]
 
-    def _values(self, arrays: Arrays) -> Values:
+    def _values(self, region: str, arrays: Arrays) -> Values:
         values: Values = {key: torch.from_numpy(array) for key, array in arrays.items()}
-        for key in self._objects[ROOT]:
-            values[key] = [objects.get(key) for objects in self._latest_objects]
+        for key, dtype in self._ledger.foreign[region]:
+            if key in values:
+                values[key] = values[key].view(dtype)
+        if self._loose[region]:
+            leaves, known = self._ledger.trees[region].leaves, [self._ledger.objects[place] for place in self._places]
+            for key in self._loose[region]:
+                found = [objects.get(key) for objects in known]
+                fixed = not isinstance(leaves[key], NonTensor) and -1 not in leaves[key].shape
+                values[key] = torch.stack(self._complete(found, leaves[key])) if fixed else found
         return values
 
-    def _indices(self, rows: Rows) -> Iterable[int]:
-        return range(self.num_envs) if rows is None else rows.tolist()
+    @staticmethod
+    def _complete(found: list[Any], spec: Any) -> list[torch.Tensor]:
+        """Zeros for envs that have not said anything yet."""
+        return [spec.zero() if value is None else value for value in found]
 
-    def random_objects(self) -> dict[Any, NonTensorStack]:
+    def _targets(self, rows: Rows) -> Any:
+        if self._members is None:
+            return slice(None) if rows is None else rows
+        return self._members if rows is None else self._members[rows]
+
+    def _indices(self, rows: Rows) -> Iterable[int]:
+        return range(len(self.envs)) if rows is None else rows.tolist()
+
+    def random_objects(self) -> dict[Any, Any]:
         """Samples of the action spaces without a fixed shape, from generators seeded by torch's."""
-        for space in self._random.values():
-            space.seed(int(torch.randint(2**31, ())))
-        return {
-            _path(key): stack_objects([space.sample() for _ in range(self.num_envs)])
-            for key, space in self._random.items()
-        }
+        samples = {}
+        spaces = self._ledger.family.metadata.specs.get("action", {})
+        for key in self._loose[INPUT]:
+            if key in spaces:
+                spaces[key].seed(int(torch.randint(2**31, ())))
+                samples[nested_key(key)] = non_tensor([spaces[key].sample() for _ in self.envs], 1)
+        return samples
 
 
 class _Packed:
     """Copies a region as one run of bytes, by a plan that is made once."""
 
-    def __init__(self, pool: Pool, region: str) -> None:
-        place = pool.layout.regions[region]
-        count = pool.num_envs
-        whole = next(iter(pool.arrays[region].values()))
-        self._source = _bytes_behind(whole)[place.offset : place.offset + place.nbytes]
+    def __init__(self, ledger: Ledger, region: str) -> None:
+        place = ledger.family.layout.regions[region]
+        count = len(ledger.family.envs)
+        arrays = list(ledger.arrays[region].values())
+        whole = _bytes_behind(arrays[0]) if arrays else np.zeros(0, np.uint8)
+        self._source = whole[place.offset : place.offset + place.nbytes] if arrays else whole
         self._plan = [
             (item.leaf.key, (count, *item.leaf.shape), np.dtype(item.leaf.dtype), item.offset) for item in place.places
         ]
@@ -196,45 +321,6 @@ class _Packed:
         return {key: np.ndarray(shape, dtype, copy, offset) for key, shape, dtype, offset in self._plan}
 
 
-class _ActionLeaf:
-    """What one action must be, worked out once."""
-
-    def __init__(self, key: Key, target: NDArray[Any], pool: Pool, device: torch.device | None) -> None:
-        self._device = device
-        self.key = key
-        self._path = _path(key)
-        self._shape = torch.Size(target.shape)
-        self._dtype = torch.from_numpy(np.zeros((), target.dtype)).dtype
-        self._bounds = integer_range(pool.metadata.spaces[ACTION][key])
-
-    def check(self, td: TensorDictBase, entries: Mapping[str, Any]) -> NDArray[Any]:
-        value = entries.get(self._path) if isinstance(self._path, str) else td.get(self._path, None)
-        if not isinstance(value, torch.Tensor):
-            raise _missing(td, self.key, value)
-        if value.shape != self._shape:
-            raise _mismatch(self.key, f"shape {tuple(self._shape)}", f"shape {tuple(value.shape)}")
-        if value.dtype is not self._dtype:
-            raise _mismatch(self.key, f"dtype {self._dtype}", f"dtype {value.dtype}")
-        if not value.is_cpu:
-            value = self._fetched(value)
-        array: NDArray[Any] = (value.detach() if value.requires_grad else value).numpy()
-        if self._bounds is not None and array.size:
-            self._check_range(array, *self._bounds)
-        return array
-
-    def _fetched(self, value: torch.Tensor) -> torch.Tensor:
-        if self._device is None or self._device.type != value.device.type:
-            raise _mismatch(self.key, f"a tensor on {self._device or 'the cpu'}", f"one on {value.device}")
-        return value.cpu()
-
-    def _check_range(self, array: NDArray[Any], low: Any, high: Any) -> None:
-        outside = (array < low) | (array >= high)
-        if np.count_nonzero(outside):
-            env = int(np.argwhere(outside)[0][0])
-            expected = f"integers from {np.min(low)} to {np.max(high) - 1}"
-            raise _mismatch(self.key, expected, f"{array[env]} for env {env}")
-
-
 def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:
     base: Any = array
     while isinstance(base, np.ndarray):
@@ -242,38 +328,13 @@ def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:
     return np.frombuffer(base, np.uint8)
 
 
-def _index(rows: Rows) -> Any:
-    return slice(None) if rows is None else rows
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def nest(values: Values) -> dict[str, Any]:
-    """Turn `{("a", "b"): tensor}` into `{"a": {"b": tensor}}`."""
-    nested: dict[str, Any] = {}
-    for key, value in values.items():
-        entry = value if type(value) is torch.Tensor else stack_objects(value)
-        if len(key) == 1:
-            nested[key[0]] = entry
-            continue
-        branch = nested
-        for name in key[:-1]:
-            branch = branch.setdefault(name, {})
-        branch[key[-1]] = entry
-    return nested
-
-
-def stack_objects(values: Sequence[Any]) -> NonTensorStack:
-    """Arbitrary objects as one entry of a TensorDict, one per env."""
-    return NonTensorStack(*[NonTensorData(value) for value in values])
-
-
-def _path(key: Key) -> Any:
-    return key[0] if len(key) == 1 else key
-
-
-def _missing(td: TensorDictBase, key: Key, value: Any) -> SpecMismatchError:
-    found = f"the keys {sorted(map(str, td.keys(True, True)))!r}" if value is None else type(value).__name__
-    return _mismatch(key, "a value for every env, as rand_action(td) would set", found)
-
-
-def _mismatch(key: Key, expected: str, found: str) -> SpecMismatchError:
-    return SpecMismatchError(f"action {_path(key)!r}: expected {expected}, found {found}; no env was stepped")
+def _without(values: Any, others: NDArray[np.bool_]) -> Any:
+    """Rewards, with none where there was no step."""
+    if isinstance(values, torch.Tensor):
+        mask = torch.from_numpy(others).to(values.device).reshape(-1, *[1] * (values.ndim - 1))
+        return values.masked_fill(mask, 0)
+    return [torch.zeros_like(value) if other else value for value, other in zip(values, others, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,22 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.batched.exchange import Rows
+from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.seeding import seed_chain
+from aioenvs.mdp import reset_mask
+from aioenvs.trees import Key, flat_key
 
-__all__ = ["check_size", "check_writable", "reset_arguments", "rows_of"]
+__all__ = [
+    "check_size",
+    "check_writable",
+    "each_of",
+    "merge_arguments",
+    "read_masks",
+    "reset_arguments",
+    "rows_of",
+    "seeds_of",
+    "step_rows",
+]
 
 
 def check_size(td: Any, batch_size: torch.Size) -> None:
@@ -42,42 +55,140 @@ def check_writable(td: TensorDictBase, entries: Mapping[str, Any]) -> None:
         raise TypeError(f"expected a TensorDict, or nothing, under 'next', found {type(following).__name__}")
 
 
-def rows_of(entries: Mapping[str, Any] | TensorDictBase, name: str, batch_size: torch.Size) -> Rows:
-    """The envs that the mask `name` selects, ascending; None if it selects all or there is none.
+def read_masks(td: TensorDictBase, shapes: Mapping[Any, Any]) -> dict[Key, torch.Tensor]:
+    """The masks of a partial reset, each with at least one dim more than the batch.
+
+    Args:
+        td: What the reset was given.
+        shapes: Where masks may be, and the shape of each; a mask at the root may always be.
 
     Raises:
-        ValueError: If it is not a bool tensor of shape `(N,)` or `(N, 1)`.
+        ValueError: If one is not a bool tensor of its shape or of the batch size.
     """
-    mask = entries.get(name, None)
+    keys = [*shapes] if "_reset" in shapes or td.get("_reset", None) is None else ["_reset"]
+    found = ((key, td.get(key, None)) for key in keys)
+    return {
+        flat_key(key): _checked(key, mask, td.batch_size, shapes.get(key)) for key, mask in found if mask is not None
+    }
+
+
+def _checked(key: Any, mask: Any, batch_size: torch.Size, shape: Any) -> torch.Tensor:
+    shape = torch.Size([*batch_size, 1]) if shape is None else shape
+    if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool:
+        if mask.shape == batch_size:
+            return mask.unsqueeze(-1)
+        if mask.shape == shape or -1 in shape:
+            return mask
+    found = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
+    raise ValueError(f"{key!r} must be a bool tensor of shape {tuple(batch_size)} or {tuple(shape)}, got {found}")
+
+
+def rows_of(td: TensorDictBase, masks: Mapping[Key, torch.Tensor], reset_keys: Sequence[Any]) -> Rows:
+    """The envs that the masks of a reset select, ascending; None if they select all, or there are none.
+
+    Args:
+        td: What the reset was given.
+        masks: Those in it, checked.
+        reset_keys: Where masks may be.
+
+    Raises:
+        ValueError: If some of the masks that count are there and others are not.
+    """
+    if not masks:
+        return None
+    mask = reset_mask(td, ["_reset"] if ("_reset",) in masks else reset_keys)
+    assert mask is not None
+    flat = mask.reshape(td.batch_size[0], -1).cpu().numpy()
+    return None if flat.all() else np.flatnonzero(flat.any(1))
+
+
+def step_rows(mask: Any, batch_size: torch.Size) -> Rows:
+    """The envs that `_step` selects, ascending; None if it selects all or is not there.
+
+    Raises:
+        ValueError: If it is not a bool tensor of the right shape, or selects a part of an env only.
+    """
     if mask is None:
         return None
-    allowed = (batch_size, torch.Size([*batch_size, 1]))
+    count = batch_size[0]
+    allowed = (batch_size, torch.Size([*batch_size, 1]), batch_size[:1], torch.Size([count, 1]))
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape not in allowed:
-        tensor = isinstance(mask, torch.Tensor)
-        found = f"{mask.dtype} of shape {tuple(mask.shape)}" if tensor else type(mask).__name__
+        found = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise ValueError(
-            f"{name!r} must be a bool tensor of shape {tuple(allowed[0])} or {tuple(allowed[1])}, got {found}"
+            f"'_step' must be a bool tensor of shape {tuple(allowed[0])} or {tuple(allowed[1])}, got {found}"
         )
-    flat = mask.reshape(-1).cpu().numpy()
-    return None if flat.all() else np.flatnonzero(flat)
+    flat = mask.reshape(count, -1).cpu().numpy()
+    whole = flat.all(1)
+    if (whole != flat.any(1)).any():
+        env = int(np.flatnonzero(whole != flat.any(1))[0])
+        raise ValueError(f"'_step' must select whole envs, but selects a part of env {env}")
+    return None if whole.all() else np.flatnonzero(whole)
+
+
+def each_of(values: Any, count: int, name: str) -> Sequence[Any]:
+    """A list of one for each env as it is, anything else as many times as there are envs.
+
+    Raises:
+        RuntimeError: If the list has another length.
+    """
+    if not isinstance(values, list | tuple):
+        return [values] * count
+    if len(values) != count:
+        raise RuntimeError(f"{name} must have one for each of {count} envs, but has {len(values)}")
+    return values
+
+
+def seeds_of(seed: int | None, counts: Mapping[int, int], *, static: bool = False) -> tuple[dict[int, int], int]:
+    """The seed of each env, by index, and the next one of the chain.
+
+    Args:
+        seed: The first env's, None to draw one.
+        counts: How many seeds each env uses up, by index, in the order of the batch.
+        static: Give the same seed to all.
+    """
+    seeds, following = seed_chain(seed, sum(counts.values()), static=static)
+    own, used = {}, 0
+    for env, count in counts.items():
+        own[env] = seeds[used]
+        used += count
+    return own, following
 
 
 def reset_arguments(
-    num_envs: int, each: Sequence[Mapping[str, Any]] | None, common: Mapping[str, Any]
+    counts: Mapping[int, int], each: Sequence[Mapping[str, Any]] | None, common: Mapping[str, Any]
 ) -> dict[int, dict[str, Any]]:
     """What each env's own `reset` gets: the common arguments, a seed of the chain, then its own.
+
+    Args:
+        counts: How many seeds each env uses up, by index, in the order of the batch.
+        each: A dict for each env, in that order.
+        common: What all get; `seed` is the first of a chain.
 
     Raises:
         RuntimeError: If there are not as many dicts as envs.
     """
-    if each is not None and len(each) != num_envs:
-        raise RuntimeError(f"list_of_kwargs must have one dict for each of {num_envs} envs, but has {len(each)}")
+    if each is not None and len(each) != len(counts):
+        raise RuntimeError(f"list_of_kwargs must have one dict for each of {len(counts)} envs, but has {len(each)}")
     shared = dict(common)
     seed = shared.pop("seed", None)
-    seeds = seed_chain(seed, num_envs)[0] if seed is not None else None
+    seeds = seeds_of(seed, counts)[0] if seed is not None else None
     arguments: dict[int, dict[str, Any]] = {}
-    for env in range(num_envs):
-        own = shared | ({} if seeds is None else {"seed": seeds[env]}) | dict(each[env] if each is not None else {})
+    for row, env in enumerate(counts):
+        own = shared | ({} if seeds is None else {"seed": seeds[env]}) | dict(each[row] if each is not None else {})
         if own:
             arguments[env] = own
     return arguments
+
+
+def merge_arguments(
+    envs: Collection[int], kwargs: Mapping[int, Mapping[str, Any]], given: Mapping[int, ResetArguments]
+) -> dict[int, ResetArguments]:
+    """Keyword arguments, and what the caller knows, of those envs that are reset."""
+    merged = {}
+    for env in envs:
+        known = given.get(env)
+        if env in kwargs:
+            merged[env] = ResetArguments(kwargs[env]) if known is None else known._replace(kwargs=kwargs[env])
+        elif known is not None and (known.given or known.objects):
+            merged[env] = known
+    return merged

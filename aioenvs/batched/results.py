@@ -2,51 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from aioenvs.batched.exchange import Rows, Values, nest
-from aioenvs.engine.metadata import REWARD_KEY
-from aioenvs.mdp import CONTROL, LEFT_BEHIND, Entries, filled
+from aioenvs.batched.exchange import Rows, Values
+from aioenvs.batched.signature import EnvSpecs
+from aioenvs.engine.metadata import NEXT, ROOT
+from aioenvs.mdp import CONTROL, Entries, filled, next_root
+from aioenvs.specs import NonTensor
+from aioenvs.trees import Tree, flat_key, nested_key, non_tensor, plain
 
-__all__ = ["Results", "keep_others"]
+__all__ = ["DenseResults", "LazyResults", "Results"]
 
 PLAIN = frozenset((torch.Tensor,))
 
 
-class Results:
-    """Assembles the TensorDicts that `reset`, `step` and `step_and_maybe_reset` return.
+class Results(Protocol):
+    """Assembles the TensorDicts that `reset`, `step` and `step_and_maybe_reset` return."""
 
-    Args:
-        batch_size: Of every TensorDict.
-        device: Where they go; None leaves the tensors on the CPU, and the TensorDict without a device.
-    """
-
-    def __init__(self, batch_size: torch.Size, device: torch.device | None) -> None:
-        self._batch_size = batch_size
-        self._device = device
-
-    def _of(self, entries: Entries) -> TensorDict:
-        # What the envs answered has the right shapes, so tensordict need not check it again.
-        plain = PLAIN.issuperset(map(type, entries.values()))
-        make: Callable[..., TensorDict] = TensorDict._new_unsafe if plain else TensorDict
-        td = make(entries, batch_size=self._batch_size)
-        return td if self._device is None else td.to(self._device)
-
-    def after_reset(self, td: TensorDictBase | None, rows: Rows, values: Values) -> TensorDict:
+    def after_reset(self, td: TensorDictBase | None, rows: Rows, values: Any) -> TensorDictBase:
         """The root after a reset of some rows, with the other entries of `td`."""
-        if td is None:
-            return self._of(nest(values))
-        kept = values if rows is None else keep_others(td, rows, values)
-        return self._of(filled(nest(kept), dict(td.items()), CONTROL))
 
-    def after_step(
-        self, td: TensorDictBase, entries: Entries, following: Values, root: Values | None
-    ) -> TensorDict | None:
+    def keep_others(self, td: TensorDictBase, rows: NDArray[np.intp], values: Any) -> Any:
+        """Give all rows but these the values that `td` has at its root, where it has any."""
+
+    def after_step(self, td: TensorDictBase, entries: Entries, following: Any, root: Any) -> TensorDictBase | None:
         """Put a step's outcome under `next`, where other entries that are there already stay.
 
         Args:
@@ -58,26 +43,172 @@ class Results:
         Returns:
             The root for the next step, with the other entries of this one; None if nobody wants it.
         """
+
+
+class _Assembly:
+    """What dense and lazy results have in common: which entries of one step the next one does not get."""
+
+    def __init__(self, specs: Sequence[EnvSpecs], device: torch.device | None) -> None:
+        self._device = device
+        reward, action, done = (
+            {key for each in specs for key in each.full(kind).keys(include_nested=True, leaves_only=True)}
+            for kind in ("reward", "action", "done")
+        )
+        self._excluded = tuple(reward | action)
+        self._masks = (*{nested_key((*flat_key(key)[:-1], "_reset")) for key in done}, "_step", "next")
+
+    def _placed(self, td: TensorDictBase) -> TensorDictBase:
+        if self._device is None:
+            return td
+        if td.device == self._device:
+            return td
+        placed: TensorDictBase = td.to(self._device)
+        return placed
+
+    def _next_root(self, td: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
+        """The next root, of a step's result and of what is known of its observations and flags."""
+        return next_root(td, self._excluded).update(root)
+
+    def _others(self, td: TensorDictBase) -> TensorDictBase:
+        """What is not an answer to this request; nodes are new ones, so that the caller's stay as they are."""
+        return td.exclude(*self._masks).copy()
+
+
+class DenseResults(_Assembly):
+    """Results with one tensor for each key, for envs of one family.
+
+    Args:
+        specs: Of each env.
+        batch_size: Of the batch.
+        trees: Where the leaves are in a TensorDict of the batch.
+        device: Where results go.
+    """
+
+    def __init__(
+        self, specs: EnvSpecs, batch_size: torch.Size, trees: Mapping[str, Tree], device: torch.device | None
+    ) -> None:
+        super().__init__([specs], device)
+        self._batch_size = batch_size
+        self._trees = trees
+        inputs, outputs = ({name for key in self._excluded if (name := flat_key(key)[0])}, set(trees[ROOT].leaves))
+        # Where everything has the batch size of the root, and no node holds both what stays and what does not, names of
+        # the first level say all there is to say, and no TensorDict but the result need be made.
+        self._is_simple = (
+            len(self._batch_size) == 1
+            and all(tree.is_flat for tree in trees.values())
+            and not any(isinstance(spec, NonTensor) and spec.ndim != 1 for spec in trees[NEXT].leaves.values())
+            and inputs.isdisjoint(key[0] for key in outputs)
+            and all(mask in CONTROL for mask in self._masks)
+        )
+        self._left_behind = frozenset(CONTROL | inputs)
+
+    def _of(self, entries: Entries) -> TensorDictBase:
+        # What the envs answered has the right shapes, so tensordict need not check it again.
+        plain = PLAIN.issuperset(map(type, entries.values()))
+        make: Callable[..., TensorDict] = TensorDict._new_unsafe if plain else TensorDict
+        return self._placed(make(entries, batch_size=self._batch_size))
+
+    def _build(self, region: str, values: Values) -> TensorDictBase:
+        return self._placed(self._trees[region].build(values))
+
+    def after_reset(self, td: TensorDictBase | None, rows: Rows, values: Values) -> TensorDictBase:
+        if td is not None and rows is not None:
+            values = self.keep_others(td, rows, values)
+        if not self._is_simple:
+            root = self._build(ROOT, values)
+            return root if td is None else self._others(td).update(root)
+        entries = _nest(values)
+        return self._of(entries if td is None else filled(entries, dict(td.items()), CONTROL))
+
+    def keep_others(self, td: TensorDictBase, rows: NDArray[np.intp], values: Values) -> Values:
+        mask = torch.ones(td.batch_size[0], dtype=torch.bool)
+        mask[rows] = False
+        kept = dict(values)
+        for key in self._trees[ROOT].leaves:
+            value, given = values.get(key), self._trees[ROOT].get(td, key)
+            if given is None or value is None:
+                continue
+            if isinstance(value, torch.Tensor):
+                shape = (-1, *[1] * (value.ndim - 1))
+                kept[key] = torch.where(mask.reshape(shape).to(value.device), given.to(value.device), value)
+            else:
+                kept[key] = [old if keep else new for old, new, keep in zip(plain(given), value, mask, strict=True)]
+        return kept
+
+    def after_step(
+        self, td: TensorDictBase, entries: Entries, following: Values, root: Values | None
+    ) -> TensorDictBase | None:
         preset = entries.get("next")
+        if not self._is_simple:
+            outcome = self._build(NEXT, following)
+            td.set("next", outcome if preset is None else preset.copy().update(outcome))
+            return None if root is None else self._next_root(td, self._build(ROOT, root))
         others = {} if preset is None else dict(preset.items())
-        td.set("next", self._of(filled(nest(following), others)))
+        td.set("next", self._of(filled(_nest(following), others)))
         if root is None:
             return None
-        return self._of(filled(filled(nest(root), others, LEFT_BEHIND), entries, LEFT_BEHIND))
+        return self._of(filled(filled(_nest(root), others, self._left_behind), entries, self._left_behind))
 
 
-def keep_others(td: TensorDictBase, rows: NDArray[np.intp], values: Values) -> Values:
-    """Give all rows but these the values that `td` has at its root, where it has any."""
-    mask = torch.ones(td.batch_size[0], dtype=torch.bool)
-    mask[rows] = False
-    kept = dict(values)
+class LazyResults(_Assembly):
+    """Results that are a lazy stack of one TensorDict for each env.
+
+    Args:
+        specs: Of each env.
+        trees: Where the leaves are in a TensorDict of each env.
+        device: Where results go.
+    """
+
+    def __init__(
+        self, specs: Sequence[EnvSpecs], trees: Sequence[Mapping[str, Tree]], device: torch.device | None
+    ) -> None:
+        super().__init__(list({id(each): each for each in specs}.values()), device)
+        self._trees = trees
+
+    def _build(self, region: str, values: Sequence[Values]) -> LazyStackedTensorDict:
+        tds = (trees[region].build(own) for trees, own in zip(self._trees, values, strict=True))
+        return LazyStackedTensorDict(*[self._placed(td) for td in tds], stack_dim=0)
+
+    def after_reset(self, td: TensorDictBase | None, rows: Rows, values: Sequence[Values]) -> TensorDictBase:
+        if td is None:
+            return self._build(ROOT, values)
+        if rows is not None:
+            values = self.keep_others(td, rows, values)
+        return self._joined(self._others(td), self._build(ROOT, values))
+
+    def keep_others(self, td: TensorDictBase, rows: NDArray[np.intp], values: Sequence[Values]) -> list[Values]:
+        kept = []
+        for row, (own, trees, value) in enumerate(zip(td.unbind(0), self._trees, values, strict=True)):
+            given = {} if row in rows else {key: plain(old) for key, old in trees[ROOT].read(own).items()}
+            kept.append({**value, **given})
+        return kept
+
+    def after_step(
+        self, td: TensorDictBase, entries: Entries, following: Sequence[Values], root: Sequence[Values] | None
+    ) -> TensorDictBase | None:
+        preset = entries.get("next")
+        outcome = self._build(NEXT, following)
+        td.set("next", outcome if preset is None else self._joined(preset, outcome))
+        if root is None:
+            return None
+        return self._joined(next_root(td, self._excluded), self._build(ROOT, root))
+
+    def _joined(self, others: TensorDictBase, new: LazyStackedTensorDict) -> TensorDictBase:
+        """What is new, and what the others have besides."""
+        pairs = zip(others.unbind(0), new.tensordicts, strict=True)
+        return LazyStackedTensorDict(*[old.copy().update(own) for old, own in pairs], stack_dim=0)
+
+
+def _nest(values: Values) -> Entries:
+    """Turn `{("a", "b"): tensor}` into `{"a": {"b": tensor}}`."""
+    nested: Entries = {}
     for key, value in values.items():
-        given = td.get(key, None) if key != REWARD_KEY else None
-        if given is None:
+        entry = value if type(value) is torch.Tensor else non_tensor(value, 1)
+        if len(key) == 1:
+            nested[key[0]] = entry
             continue
-        if isinstance(value, torch.Tensor):
-            kept[key] = value.clone()
-            kept[key][mask] = given.detach().to(value.device)[mask]
-        else:
-            kept[key] = [old if keep else new for old, new, keep in zip(given.tolist(), value, mask, strict=True)]
-    return kept
+        branch = nested
+        for name in key[:-1]:
+            branch = branch.setdefault(name, {})
+        branch[key[-1]] = entry
+    return nested

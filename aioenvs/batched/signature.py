@@ -1,50 +1,29 @@
-"""The specs and keys of a batched env, worked out from what its envs said of themselves."""
+"""The specs of a batch, worked out from what its envs said of themselves, and what follows for its TensorDicts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from aioenvs.engine.layout import Key
-from aioenvs.engine.metadata import ACTION, DONE_KEYS, REWARD_KEY, ROOT, EnvMetadata
+from aioenvs.engine.metadata import EnvMetadata, Family
+from aioenvs.errors import SpecMismatchError, describe_envs
 from aioenvs.spaces import leaf_spec
 from aioenvs.specs import Categorical, Composite, TensorSpec, Unbounded
+from aioenvs.specs.stacked import stack_specs
+from aioenvs.trees import Key, region_trees
 
-__all__ = ["Signature"]
-
-NestedKey = str | tuple[str, ...]
+__all__ = ["EnvSpecs", "Signature", "common_device"]
 
 
 @dataclass(frozen=True)
-class Signature:
-    """Locked specs, all with the batch size as leading shape, and the keys in them."""
+class EnvSpecs:
+    """The specs of one env, without the dim of the batch."""
 
-    batch_size: torch.Size
     output_spec: Composite
     input_spec: Composite
-
-    @classmethod
-    def of(cls, metadata: EnvMetadata, num_envs: int, device: torch.device | None) -> Signature:
-        """The signature of `num_envs` envs with this description."""
-        batch = torch.Size([num_envs])
-        done = Categorical(2, (*batch, 1), torch.bool, device=device)
-        reward = Unbounded((*batch, 1), torch.float32, device=device)
-        output = Composite(
-            full_observation_spec=_composite(metadata.spaces[ROOT], batch, device),
-            full_reward_spec=_tree({REWARD_KEY: reward}, batch, device),
-            full_done_spec=_tree({key: done.clone() for key in DONE_KEYS}, batch, device),
-            shape=batch,
-            device=device,
-        )
-        inputs = Composite(
-            full_action_spec=_composite(metadata.spaces[ACTION], batch, device),
-            full_state_spec=Composite(shape=batch, device=device),
-            shape=batch,
-            device=device,
-        )
-        return cls(batch, output.lock_(), inputs.lock_())
 
     def full(self, kind: str) -> Composite:
         """The Composite of one kind: observation, reward, done, action or state."""
@@ -52,45 +31,124 @@ class Signature:
         spec: Composite = side[f"full_{kind}_spec"]
         return spec
 
-    def leaf(self, kind: str) -> TensorSpec:
-        """The leaf if it is the only one and has the default name, else the Composite."""
-        spec = self.full(kind)
-        leaf: TensorSpec = spec[kind] if self.keys(kind) == [kind] else spec
-        return leaf
+    def expand(self, count: int) -> EnvSpecs:
+        """The specs of so many of these envs."""
+        output, inputs = self.output_spec, self.input_spec
+        return EnvSpecs(output.expand(count, *output.shape), inputs.expand(count, *inputs.shape))
 
-    def keys(self, kind: str) -> list[NestedKey]:
-        """The leaves' keys, by depth, then name."""
-        return sorted(self.full(kind).keys(True, True), key=_by_depth)
+    @classmethod
+    def of(cls, metadata: EnvMetadata) -> EnvSpecs:
+        """What an env said of itself, whichever terms it used."""
+        specs = metadata.specs
+        if "output_spec" in specs:
+            return cls(specs["output_spec"], specs["input_spec"])
+        done: dict[Key, TensorSpec] = {
+            (name,): Categorical(2, (1,), dtype=torch.bool) for name in ("done", "terminated", "truncated")
+        }
+        return cls(
+            Composite(
+                full_observation_spec=_of_spaces(specs["observation"]),
+                full_reward_spec=_tree({("reward",): Unbounded((1,), dtype=torch.float32)}),
+                full_done_spec=_tree(done),
+            ),
+            Composite(full_action_spec=_of_spaces(specs["action"]), full_state_spec=Composite()),
+        )
 
-    def key(self, kind: str) -> NestedKey:
-        """The only key of a kind.
+
+@dataclass(frozen=True)
+class Signature:
+    """Locked specs, all with the batch size as leading shape.
+
+    Attributes:
+        is_lazy: Whether TensorDicts are lazy stacks of one for each env, since their values cannot be stacked.
+        varies: Whether the size of something varies from step to step.
+        device: Where TensorDicts go; None leaves their tensors where they are.
+    """
+
+    batch_size: torch.Size
+    output_spec: Composite
+    input_spec: Composite
+    is_lazy: bool
+    varies: bool
+    device: torch.device | None
+
+    @classmethod
+    def of(
+        cls,
+        metadata: Sequence[EnvMetadata],
+        families: Sequence[Family],
+        device: torch.device | None,
+        share_individual_td: bool | None,
+    ) -> Signature:
+        """The signature of envs with these descriptions.
 
         Raises:
-            KeyError: If there are several, or none.
+            ValueError: If the envs are to be stacked into one tensor for each key, and cannot be.
         """
-        keys = self.keys(kind)
-        if len(keys) != 1:
-            raise KeyError(f"there are {len(keys)} {kind} keys, {keys!r}; use {kind}_keys")
-        return keys[0]
+        known = {id(each): EnvSpecs.of(each) for each in {id(each): each for each in metadata}.values()}
+        specs = [known[id(each)] for each in metadata]
+        sizes = {tuple(each.output_spec.shape): env for env, each in reversed(list(enumerate(specs)))}
+        if len(sizes) > 1:
+            raise SpecMismatchError(f"expected envs of one batch size, found these, by the first env of each: {sizes}")
+        if share_individual_td is False and len(families) > 1:
+            groups = " and ".join(describe_envs(family.envs) for family in families)
+            raise ValueError(
+                f"share_individual_td=False, but {groups} differ in keys, shapes or dtypes and cannot be stacked; "
+                "leave it out to get lazy stacks"
+            )
+        output = _stacked([each.output_spec for each in specs], device)
+        inputs = _stacked([each.input_spec for each in specs], device)
+        varies = any(map(_varies, known.values()))
+        is_lazy = bool(share_individual_td) or len(families) > 1 or varies
+        return cls(output.shape, output.lock_(), inputs.lock_(), is_lazy, varies, device)
+
+    def to(self, device: torch.device) -> Signature:
+        """The same on another device."""
+        output, inputs = self.output_spec.to(device), self.input_spec.to(device)
+        return Signature(self.batch_size, output.lock_(), inputs.lock_(), self.is_lazy, self.varies, device)
 
 
-def _by_depth(key: NestedKey) -> tuple[int, str]:
-    return (1, key) if isinstance(key, str) else (len(key), ".".join(key))
+def common_device(metadata: Sequence[EnvMetadata]) -> torch.device | None:
+    """The device of the envs' own results.
+
+    Raises:
+        ValueError: If they are on several.
+    """
+    devices: dict[torch.device, int] = {}
+    for env, each in reversed(list(enumerate(metadata))):
+        device = each.specs.get("device")
+        if device is not None:
+            devices[torch.device(device)] = env
+    if len(devices) > 1:
+        found = ", ".join(f"{device} (env {env})" for device, env in devices.items())
+        raise ValueError(f"the envs are on different devices, {found}; say with device= where results are to go")
+    return next(iter(devices), None)
 
 
-def _composite(spaces: dict[Key, Any], batch: torch.Size, device: torch.device | None) -> Composite:
-    leaves = {}
-    for key, space in spaces.items():
-        spec = leaf_spec(space, device)
-        leaves[key] = spec.expand(*batch, *spec.shape)
-    return _tree(leaves, batch, device)
+def _stacked(specs: Sequence[Composite], device: torch.device | None) -> Composite:
+    first = specs[0]
+    if all(spec is first or spec == first for spec in specs):
+        stacked = first.expand(len(specs), *first.shape)
+    else:
+        stacked = stack_specs(specs, 0)
+    return stacked.clone() if device is None else stacked.to(device)
 
 
-def _tree(leaves: dict[Key, TensorSpec], batch: torch.Size, device: torch.device | None) -> Composite:
-    root = Composite(shape=batch, device=device)
+def _varies(specs: EnvSpecs) -> bool:
+    """Whether the size of something varies."""
+    trees = region_trees(specs.output_spec, specs.input_spec)
+    return any(-1 in spec.shape for tree in trees.values() for spec in tree.leaves.values())
+
+
+def _of_spaces(spaces: dict[Key, Any]) -> Composite:
+    return _tree({key: leaf_spec(space) for key, space in spaces.items()})
+
+
+def _tree(leaves: dict[Key, TensorSpec]) -> Composite:
+    root = Composite()
     for key, spec in leaves.items():
         for depth in range(1, len(key)):
             if key[:depth] not in root:
-                root[key[:depth]] = Composite(shape=batch, device=device)
+                root[key[:depth]] = Composite()
         root[key] = spec
     return root

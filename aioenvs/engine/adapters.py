@@ -2,29 +2,80 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import inspect
 import math
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from aioenvs.engine.layout import Arrays, Key, Leaf
-from aioenvs.engine.metadata import (
-    ACTION,
-    DONE_KEYS,
-    NEXT,
-    REWARD_KEY,
-    ROOT,
-    EnvMetadata,
-    find_collision,
-)
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT, EnvMetadata, find_collision
 from aioenvs.engine.spaces import Objects, Reader, SpaceLeaf, Writer, flatten, observation_key, reader, writer
+from aioenvs.engine.streams import NUMPY, PYTHON, TrialStreams
 from aioenvs.errors import ResetNeededError, SpecMismatchError
+
+__all__ = ["Attribute", "Call", "EnvAdapter", "GymAdapter", "Handling", "ResetArguments", "adapt", "build"]
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
-__all__ = ["EnvAdapter", "GymAdapter", "adapt", "build"]
+ACTION: Key = ("action",)
+REWARD_KEY: Key = ("reward",)
+DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
+
+
+class ResetArguments(NamedTuple):
+    """What the reset of one env gets.
+
+    Attributes:
+        kwargs: Keyword arguments for the env's own `reset`.
+        given: Keys whose rows, in the regions `root` and `input`, hold what the caller knows of the env.
+        objects: The caller's values that have no such row, masks among them, by key.
+    """
+
+    kwargs: Mapping[str, Any] = {}
+    given: tuple[Key, ...] = ()
+    objects: Mapping[Key, Any] = {}
+
+
+class Call(NamedTuple):
+    """Something that is asked of an env beyond the commands.
+
+    Attributes:
+        kind: "call" a method, "get" or "set" an attribute, take the "state_dict" or "load_state_dict".
+        name: Of the method or attribute.
+        args: For the method; or the one value to set or load.
+        kwargs: For the method.
+    """
+
+    kind: str
+    name: str = ""
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+
+
+class Attribute(NamedTuple):
+    """An attribute of an env: its value, unless it is something to call, which stays where it is."""
+
+    is_callable: bool
+    value: Any = None
+
+
+class Handling(NamedTuple):
+    """How envs are driven by what hosts them.
+
+    Attributes:
+        by_reference: Whether those that deal in tensors hand them over as objects rather than through arrays.
+        keeps_grad: Whether gradients may flow through these; else they run under no_grad.
+        keeps_streams: Whether those that were seeded have random streams of their own in place while they run; not
+            where other threads use the process's generators at the same time.
+    """
+
+    by_reference: bool = False
+    keeps_grad: bool = False
+    keeps_streams: bool = True
 
 
 class EnvAdapter(Protocol):
@@ -38,35 +89,54 @@ class EnvAdapter(Protocol):
     def seed(self, seed: int) -> None:
         """Use this seed at the next reset."""
 
-    def reset(self, kwargs: Mapping[str, Any]) -> None:
+    def reset(self, arguments: ResetArguments) -> None:
         """Begin an episode; the observation goes to the `root` region."""
 
-    def step(self) -> bool:
-        """Take one step with the stored action; the outcome goes to `next`. True at an episode's end."""
+    def step(self, maybe_reset: bool) -> bool:
+        """Take one step with the stored input; the outcome goes to `next`.
+
+        True at the end of an episode; with `maybe_reset` the next one has begun then, and is in `root`.
+        """
+
+    def accept(self, objects: Objects) -> None:
+        """Take the input of the next step that has no row; it is the env's own from then on, so copy it."""
 
     def objects(self, region: str) -> Objects:
-        """The values of a region that have no fixed shape: filled by the parent for `action`, else by the env."""
+        """The outcome that has no row, by key."""
+
+    def perform(self, call: Call) -> Any:
+        """Do what is asked beyond the commands.
+
+        Raises:
+            AttributeError: If the env has no such attribute.
+        """
 
     def close(self) -> None:
         """Close the env."""
 
 
-def build(factory: Any, kwargs: Mapping[str, Any], env_index: int) -> EnvAdapter:
+def build(factory: Any, kwargs: Mapping[str, Any], env_index: int, handling: Handling) -> EnvAdapter:
     """Call a factory, or make a registered Gymnasium env, and adapt what comes out.
+
+    Args:
+        factory: A callable, or what `gymnasium.make` takes.
+        kwargs: Its keyword arguments.
+        env_index: The env's index, for messages.
+        handling: How it is driven.
 
     Raises:
         Exception: Whatever the factory raises.
         TypeError: If it returns something that is not an env.
     """
     if callable(factory):
-        return adapt(factory(**kwargs), env_index)
+        return adapt(factory(**kwargs), env_index, handling)
     import gymnasium
 
-    return adapt(gymnasium.make(factory, **kwargs), env_index)
+    return adapt(gymnasium.make(factory, **kwargs), env_index, handling)
 
 
-def adapt(env: Any, env_index: int) -> EnvAdapter:
-    """Find the adapter for what a factory returned.
+def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:
+    """Find the adapter for what a factory returned; the one for tensors is loaded by name, where torch is allowed.
 
     Raises:
         TypeError: If there is none; the message says what was found.
@@ -76,28 +146,42 @@ def adapt(env: Any, env_index: int) -> EnvAdapter:
         raise TypeError(
             f"the factory of env {env_index} returned {found}; it must return an env, with methods reset and step"
         )
+    if hasattr(env, "output_spec") and hasattr(env, "input_spec"):
+        adapter: EnvAdapter = importlib.import_module("aioenvs.envs.adapter").TensorDictAdapter(
+            env, env_index, handling
+        )
+        return adapter
     if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
         raise TypeError(f"the factory of env {env_index} returned the vector env {env!r}; it must return a single env")
-    return GymAdapter(env, env_index)
+    return GymAdapter(env, env_index, keeps_streams=handling.keeps_streams)
 
 
 class GymAdapter:
-    """Drives an env with Gymnasium's signatures: `reset(seed=, options=)` and a five-tuple from `step`."""
+    """Drives an env with Gymnasium's signatures: `reset(seed=, options=)` and a five-tuple from `step`.
 
-    def __init__(self, env: Any, env_index: int) -> None:
+    Args:
+        env: The env.
+        env_index: Its index, for messages.
+        keeps_streams: Whether it has random streams of its own, besides the generator that Gymnasium gives it, once it
+            is seeded, if it turns out to draw from the generators of the process.
+    """
+
+    def __init__(self, env: Any, env_index: int, *, keeps_streams: bool = False) -> None:
         self.env = env
+        self._keeps_streams = keeps_streams
+        self._streams: TrialStreams | None = None
         self.env_index = env_index
         self.metadata = _describe(env, env_index)
         self._seed: int | None = None
         self._in_episode = False
-        self._objects: dict[str, Objects] = {ACTION: {}, NEXT: {}, ROOT: {}}
+        self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         observation, following = observation_key(self.env.observation_space), arrays[NEXT]
         self._row = row
         self._write_root = self._writer(ROOT, observation, arrays)
         self._write_next = self._writer(NEXT, observation, arrays)
-        self._read_action: Reader = reader(self.env.action_space, (ACTION,), arrays[ACTION], self._objects[ACTION], row)
+        self._read_action: Reader = reader(self.env.action_space, ACTION, arrays[INPUT], self._objects[INPUT], row)
         self._reward = following[REWARD_KEY].reshape(-1)
         self._done, self._terminated, self._truncated = (following[key].reshape(-1) for key in DONE_KEYS)
 
@@ -107,24 +191,31 @@ class GymAdapter:
     def seed(self, seed: int) -> None:
         self._seed = seed
 
-    def reset(self, kwargs: Mapping[str, Any]) -> None:
+    def reset(self, arguments: ResetArguments) -> None:
+        self._begin(copy.deepcopy(arguments.kwargs))
+
+    def _begin(self, kwargs: Mapping[str, Any]) -> None:
         self._in_episode = False
         if self._seed is not None and "seed" not in kwargs:
             kwargs = {**kwargs, "seed": self._seed}
-        result = self.env.reset(**kwargs)
+        if self._keeps_streams and kwargs.get("seed") is not None:
+            self._streams = TrialStreams(PYTHON, NUMPY)
+            self._streams.seed(kwargs["seed"])
+        result = self.env.reset(**kwargs) if self._streams is None else self._apart(self.env.reset, **kwargs)
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpecMismatchError(f"env {self.env_index}: reset must return (observation, info), found {result!r}")
         self._write_root(result[0])
         self._seed = None
         self._in_episode = True
 
-    def step(self) -> bool:
+    def step(self, maybe_reset: bool) -> bool:
         if not self._in_episode:
             raise ResetNeededError(
                 f"env {self.env_index} cannot step: it was not reset yet, or failed since; reset it first"
             )
         self._in_episode = False
-        result = self.env.step(self._read_action())
+        action = self._read_action()
+        result = self.env.step(action) if self._streams is None else self._apart(self.env.step, action)
         if not isinstance(result, tuple) or len(result) != 5:
             raise SpecMismatchError(
                 f"env {self.env_index}: step must return (observation, reward, terminated, truncated, info), "
@@ -138,7 +229,19 @@ class GymAdapter:
         self._truncated[row] = truncated = self._flag("truncated", truncated)
         self._done[row] = done = terminated or truncated
         self._in_episode = True
+        if done and maybe_reset:
+            self._begin({})
         return done
+
+    def _apart(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the env with its own random streams in place."""
+        streams = self._streams
+        assert streams is not None
+        with streams:
+            result = method(*args, **kwargs)
+        if streams.are_idle:
+            self._streams = None
+        return result
 
     def _flag(self, name: str, value: Any) -> bool:
         if type(value) is bool:
@@ -160,8 +263,29 @@ class GymAdapter:
     def _bad_reward(self, expected: str, reward: Any) -> SpecMismatchError:
         return SpecMismatchError(f"env {self.env_index}: expected {expected} as reward, found {reward!r}")
 
+    def accept(self, objects: Objects) -> None:
+        self._objects[INPUT].update(copy.deepcopy(objects))
+
     def objects(self, region: str) -> Objects:
         return self._objects[region]
+
+    def perform(self, call: Call) -> Any:
+        kind, name, args, kwargs = call
+        if kind in ("state_dict", "load_state_dict"):
+            if not hasattr(self.env, kind):
+                return {}  # a plain Gymnasium env keeps nothing for this
+            kind, name = "call", kind
+        has_wrappers = hasattr(self.env, "get_wrapper_attr")
+        found = self.env.get_wrapper_attr(name) if has_wrappers else getattr(self.env, name)
+        if kind == "get":
+            return Attribute(True) if callable(found) else Attribute(False, found)
+        if kind == "call":
+            return self._apart(found, *args, **kwargs) if self._streams is not None else found(*args, **kwargs)
+        if has_wrappers:
+            self.env.set_wrapper_attr(name, *args)
+        else:
+            setattr(self.env, name, *args)
+        return None
 
     def close(self) -> None:
         if hasattr(self.env, "close"):
@@ -179,28 +303,30 @@ def _describe(env: Any, env_index: int) -> EnvMetadata:
     if inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset):
         raise SpecMismatchError(f"env {env_index} ({name}) has coroutine methods, which need a coroutine adapter")
     observation = flatten(env.observation_space, observation_key(env.observation_space))
-    action = flatten(env.action_space, (ACTION,))
+    action = flatten(env.action_space, ACTION)
     outcome = [Leaf(REWARD_KEY, "<f4", (1,)), *(Leaf(key, "|b1", (1,)) for key in DONE_KEYS)]
     _refuse_collisions(env_index, observation, [leaf.key for leaf in outcome])
     fixed = tuple(leaf.leaf for leaf in observation if leaf.leaf is not None)
-    loose = tuple(leaf.key for leaf in observation if leaf.leaf is None)
+    loose = dict.fromkeys(leaf.key for leaf in observation if leaf.leaf is None)
     return EnvMetadata(
         name=name,
         leaves={
-            ACTION: tuple(leaf.leaf for leaf in action if leaf.leaf is not None),
+            INPUT: tuple(leaf.leaf for leaf in action if leaf.leaf is not None),
             NEXT: (*fixed, *outcome),
             ROOT: (*fixed, *outcome[1:]),
         },
-        objects={ACTION: tuple(leaf.key for leaf in action if leaf.leaf is None), NEXT: loose, ROOT: loose},
-        spaces={
-            ROOT: {leaf.key: leaf.space for leaf in observation},
-            ACTION: {leaf.key: leaf.space for leaf in action},
+        objects={INPUT: dict.fromkeys(leaf.key for leaf in action if leaf.leaf is None), NEXT: loose, ROOT: loose},
+        reward_keys=(REWARD_KEY,),
+        done_keys=DONE_KEYS[:1],
+        specs={
+            "observation": {leaf.key: leaf.space for leaf in observation},
+            "action": {leaf.key: leaf.space for leaf in action},
         },
     )
 
 
 def _refuse_collisions(env_index: int, observation: list[SpaceLeaf], outcome: list[Key]) -> None:
-    taken: list[Key] = [(ACTION,), (NEXT,), ("_reset",), ("_step",), ("env_index",), *outcome]
+    taken: list[Key] = [ACTION, ("next",), ("_reset",), ("_step",), ("env_index",), *outcome]
     key = find_collision([leaf.key for leaf in observation], taken)
     if key is not None:
         raise SpecMismatchError(

@@ -1,19 +1,18 @@
-"""The envs of one worker, and what each command does to them. Used by worker processes and inline alike."""
+"""The envs of one worker, and what each command does to them. Used by worker processes, threads and inline alike."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aioenvs.engine.adapters import EnvAdapter, build
-from aioenvs.engine.failure import annotate, passable, summary
-from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import ACTION, NEXT, ROOT, EnvMetadata
+from aioenvs.engine.adapters import Call, EnvAdapter, Handling, ResetArguments, build
+from aioenvs.engine.failure import annotate, locate, passable, summary
+from aioenvs.engine.layout import Layout
+from aioenvs.engine.metadata import NEXT, ROOT, EnvMetadata
 from aioenvs.engine.spaces import Objects
 
 __all__ = ["EnvHost", "Outcome"]
@@ -26,7 +25,8 @@ class Outcome:
     Attributes:
         finished: How many episodes ended.
         failures: The exception of each env that raised; the other envs have done what was asked.
-        objects: Values without a fixed shape, by env and region.
+        objects: Values without a fixed shape, by env and region; there is a root only for envs that were reset.
+        values: What came of a call, by env.
         waiting: Share of the step time in which the envs of one process waited, one after the other; 0 if they
             did not, or nobody measured it.
     """
@@ -34,7 +34,14 @@ class Outcome:
     finished: int = 0
     failures: dict[int, BaseException] = field(default_factory=dict)
     objects: dict[int, dict[str, Objects]] = field(default_factory=dict)
+    values: dict[int, Any] = field(default_factory=dict)
     waiting: float = 0.0
+
+    def located(self, command: str) -> Outcome:
+        """The same, for envs of this process: each failure says whose it is, and may reach the caller."""
+        for env, error in self.failures.items():
+            self.failures[env] = annotate(passable(error), locate(env, command))
+        return self
 
     def raise_failure(self) -> None:
         """Raise the exception of the lowest env that failed, which mentions the others; none if none did."""
@@ -59,16 +66,20 @@ class EnvHost:
 
     Args:
         fatal: Exceptions that are no env's own business and end a command at once.
+        handling: How the envs are driven.
     """
 
-    def __init__(self, fatal: tuple[type[BaseException], ...] = (SystemExit,)) -> None:
+    def __init__(
+        self, fatal: tuple[type[BaseException], ...] = (SystemExit,), handling: Handling | None = None
+    ) -> None:
         self._fatal = fatal
+        self._handling = handling or Handling()
         self._envs: list[tuple[int, EnvAdapter]] = []
         self._loose = False
 
     def build(self, env: int, factory: Any, kwargs: Mapping[str, Any]) -> None:
         """Make the env with this index; whatever the factory raises comes out."""
-        adapter = build(factory, kwargs, env)
+        adapter = build(factory, kwargs, env, self._handling)
         self._envs.append((env, adapter))
         self._loose = self._loose or any(adapter.metadata.objects.values())
 
@@ -80,40 +91,61 @@ class EnvHost:
         """What each env says of itself."""
         return [adapter.metadata for _, adapter in self._envs]
 
-    def attach(self, arrays: Mapping[str, Arrays]) -> None:
-        """Connect each env to its row of the pool's arrays."""
-        for env, adapter in self._envs:
-            adapter.bind(arrays, env)
+    def attach(self, places: Iterable[tuple[Sequence[int], Layout]], buffer: Any) -> None:
+        """Connect each env to its rows in the pool's block.
+
+        Args:
+            places: The envs of each family, and their layout.
+            buffer: The block.
+        """
+        hosted = dict(self._envs)
+        for envs, layout in places:
+            arrays = layout.arrays(buffer)
+            for row, env in enumerate(envs):
+                if env in hosted:
+                    hosted[env].bind(arrays, row)
 
     def seed(self, positions: Sequence[int], seeds: Mapping[int, int]) -> Outcome:
         """Give each selected env its seed, by env index, for its next reset."""
         return self._each(positions, lambda env, adapter: adapter.seed(seeds[env]))
 
-    def reset(self, positions: Sequence[int], kwargs: Mapping[int, Mapping[str, Any]]) -> Outcome:
-        """Reset the selected envs, with keyword arguments by env index."""
-        outcome = self._each(
-            positions, lambda env, adapter: adapter.reset(copy.deepcopy(kwargs[env]) if env in kwargs else {})
-        )
-        self._collect(outcome, positions, (ROOT,))
+    def reset(self, positions: Sequence[int], arguments: Mapping[int, ResetArguments]) -> Outcome:
+        """Reset the selected envs, with arguments by env index where there are any."""
+        nothing = ResetArguments()
+        outcome = self._each(positions, lambda env, adapter: adapter.reset(arguments.get(env, nothing)))
+        if self._loose:
+            for env, adapter in self._select(positions):
+                outcome.objects[env] = {ROOT: dict(adapter.objects(ROOT))}
         return outcome
 
-    def step(self, positions: Sequence[int], actions: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
+    def perform(self, positions: Sequence[int], calls: Mapping[int, Call]) -> Outcome:
+        """Do what is asked of each selected env, by env index; what came of it is in the outcome's values."""
+        values: dict[int, Any] = {}
+
+        def perform(env: int, adapter: EnvAdapter) -> None:
+            values[env] = adapter.perform(calls[env])
+
+        outcome = self._each(positions, perform)
+        outcome.values = values
+        return outcome
+
+    def step(self, positions: Sequence[int], inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
         """Step the selected envs, and reset those whose episode ended if `maybe_reset`."""
-        if actions:
+        if inputs:
             for env, adapter in self._select(positions):
-                adapter.objects(ACTION).update(copy.deepcopy(actions[env]))
-        finished = 0
+                adapter.accept(inputs[env])
+        finished = []
 
         def advance(env: int, adapter: EnvAdapter) -> None:
-            nonlocal finished
-            if adapter.step():
-                finished += 1
-                if maybe_reset:
-                    adapter.reset({})
+            if adapter.step(maybe_reset):
+                finished.append(env)
 
         outcome = self._each(positions, advance)
-        outcome.finished = finished
-        self._collect(outcome, positions, (NEXT, ROOT) if maybe_reset and finished else (NEXT,))
+        outcome.finished = len(finished)
+        if self._loose:
+            for env, adapter in self._select(positions):
+                regions = (NEXT, ROOT) if maybe_reset and env in finished else (NEXT,)
+                outcome.objects[env] = {region: dict(adapter.objects(region)) for region in regions}
         return outcome
 
     def close(self) -> None:
@@ -122,7 +154,9 @@ class EnvHost:
             _, adapter = self._envs.pop()
             try:
                 adapter.close()
-            except Exception:
+            except self._fatal:
+                raise
+            except BaseException:
                 traceback.print_exc(file=sys.stderr)
 
     def indices(self, positions: Sequence[int]) -> list[int]:
@@ -142,8 +176,3 @@ class EnvHost:
             except BaseException as error:
                 outcome.failures[env] = error
         return outcome
-
-    def _collect(self, outcome: Outcome, positions: Sequence[int], regions: Sequence[str]) -> None:
-        if self._loose:
-            for env, adapter in self._select(positions):
-                outcome.objects[env] = {region: dict(adapter.objects(region)) for region in regions}

@@ -7,10 +7,9 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aioenvs.engine.failure import annotate, locate, passable, summary
+from aioenvs.engine.adapters import Call, Handling, ResetArguments
+from aioenvs.engine.failure import summary
 from aioenvs.engine.host import EnvHost, Outcome
-from aioenvs.engine.layout import Layout
-from aioenvs.engine.metadata import agree
 from aioenvs.engine.pool import Pool, Selection
 from aioenvs.engine.spaces import Objects
 from aioenvs.errors import WorkerStartError
@@ -33,7 +32,7 @@ class InlinePool(Pool):
         self._yields = yields
         self._factories = factories
         self._kwargs = kwargs
-        self._host = EnvHost(fatal=(SystemExit, KeyboardInterrupt))
+        self._host = EnvHost((SystemExit, KeyboardInterrupt), Handling(by_reference=True, keeps_grad=True))
 
     async def start(self) -> None:
         try:
@@ -44,11 +43,8 @@ class InlinePool(Pool):
                     raise WorkerStartError(
                         f"the factory of env {env} failed: {summary(error)}", env_index=[env]
                     ) from error
-            self.metadata = self._host.metadata[0]
-            agree(self._host.metadata, range(self.num_envs), self.metadata)
-            self.layout = Layout.of(self.num_envs, self.metadata.leaves)
-            self.arrays = self.layout.arrays(bytearray(max(1, self.layout.nbytes)))
-            self._host.attach(self.arrays)
+            buffer = self._lay_out(self._host.metadata, lambda nbytes: bytearray(max(1, nbytes)))
+            self._host.attach(self._places, buffer)
         except BaseException:
             self._host.close()
             raise
@@ -63,19 +59,17 @@ class InlinePool(Pool):
                 raise
 
     async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
-        return self._located(self._host.seed(_positions(selection), seeds), "seed")
+        return self._host.seed(_positions(selection), seeds).located("seed")
 
-    async def reset(self, selection: Selection, kwargs: Mapping[int, Mapping[str, Any]]) -> Outcome:
-        return self._located(self._host.reset(_positions(selection), kwargs), "reset")
+    async def reset(self, selection: Selection, arguments: Mapping[int, ResetArguments]) -> Outcome:
+        return self._host.reset(_positions(selection), arguments).located("reset")
 
-    async def step(self, selection: Selection, actions: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
-        outcome = self._host.step(_positions(selection), actions, maybe_reset=maybe_reset)
-        return self._located(outcome, "step_and_maybe_reset" if maybe_reset else "step")
+    async def step(self, selection: Selection, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
+        outcome = self._host.step(_positions(selection), inputs, maybe_reset=maybe_reset)
+        return outcome.located("step_and_maybe_reset" if maybe_reset else "step")
 
-    def _located(self, outcome: Outcome, command: str) -> Outcome:
-        for env, error in outcome.failures.items():
-            outcome.failures[env] = annotate(passable(error), locate(env, command))
-        return outcome
+    async def perform(self, selection: Selection, calls: Mapping[int, Call]) -> Outcome:
+        return self._host.perform(_positions(selection), calls).located("call")
 
     async def close(self) -> None:
         self.discard()

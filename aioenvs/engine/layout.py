@@ -77,21 +77,20 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each region, and in it each leaf of each env, lies in the block."""
+    """Where each region, and in it each leaf of each env, lies in the block; `end` is the first byte behind."""
 
     num_envs: int
     regions: Mapping[str, Region]
-    nbytes: int
+    end: int
 
     @classmethod
-    def of(cls, num_envs: int, leaves: Mapping[str, Iterable[Leaf]]) -> Layout:
-        """Lay out the given leaves for `num_envs` envs.
+    def of(cls, num_envs: int, leaves: Mapping[str, Iterable[Leaf]], offset: int = 0) -> Layout:
+        """Lay out the given leaves for `num_envs` envs, from this byte of the block on.
 
         Raises:
             ValueError: If a region names a key twice, or a dtype has no fixed size.
         """
         regions: dict[str, Region] = {}
-        offset = 0
         for name, members in leaves.items():
             places, nbytes = _place(name, num_envs, members)
             regions[name] = Region(offset, nbytes, places)

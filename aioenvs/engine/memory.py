@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import secrets
+import tempfile
 from typing import Self
 
 __all__ = ["SharedBlock"]
@@ -24,8 +25,11 @@ class SharedBlock:
         self._map: mmap.mmap | None = None
 
     @classmethod
-    def create(cls) -> Self:
-        """Make a new, empty block."""
+    def create(cls, *, on_disk: bool = False) -> Self:
+        """Make a new, empty block; `on_disk` makes it a file without a name in the directory for temporary files."""
+        if on_disk:
+            with tempfile.TemporaryFile() as file:
+                return cls(os.dup(file.fileno()))
         return cls(os.memfd_create("aioenvs") if hasattr(os, "memfd_create") else unlinked_segment())
 
     def allocate(self, nbytes: int) -> mmap.mmap:

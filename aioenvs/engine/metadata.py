@@ -1,21 +1,19 @@
-"""What an env says of itself: its leaves, and the spaces behind them. Pure; sent from worker to parent once."""
+"""What an env says of itself: its leaves, and the specs behind them. Pure; sent from worker to parent once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aioenvs.engine.layout import Key, Leaf
+from aioenvs.engine.layout import Key, Layout, Leaf
 from aioenvs.errors import SpecMismatchError
 
-__all__ = ["ACTION", "DONE_KEYS", "NEXT", "REWARD_KEY", "ROOT", "EnvMetadata", "agree", "find_collision"]
+__all__ = ["INPUT", "NEXT", "ROOT", "EnvMetadata", "Family", "check_unchanged", "find_collision", "form_families"]
 
-ACTION = "action"
+INPUT = "input"
 NEXT = "next"
 ROOT = "root"
-REWARD_KEY: Key = ("reward",)
-DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
 
 
 @dataclass(frozen=True)
@@ -24,47 +22,97 @@ class EnvMetadata:
 
     Attributes:
         name: How the env calls itself, for messages.
-        leaves: Fixed-shape leaves by region: `action` goes in; `next` comes out of a step; `root` out of a reset.
-        objects: Keys, by region, of values that have no fixed shape and travel pickled behind the frames.
-        spaces: The non-container spaces behind observation and action leaves, by region (`root`, `action`) and key.
+        leaves: Fixed-shape leaves by region: `input` goes in; `next` comes out of a step; `root` out of a reset.
+        objects: By region, the keys of values that travel as objects behind the frames, since they have no fixed shape,
+            each with what is known of the values all the same.
+        reward_keys: Those of `next` that are rewards.
+        done_keys: Those of `next` that say together whether the episode of the env, or of a part of it, is over.
+        specs: What the values may be, in the terms of whoever wrote the env: by kind, then by key.
+        takes_root: Whether a reset reads what the caller knows of the env: masks, states, former values.
+        num_seeds: How many seeds of a chain the env uses up; more than one if it consists of several.
     """
 
     name: str
     leaves: dict[str, tuple[Leaf, ...]]
-    objects: dict[str, tuple[Key, ...]]
-    spaces: dict[str, dict[Key, Any]]
+    objects: dict[str, dict[Key, Any]]
+    reward_keys: tuple[Key, ...]
+    done_keys: tuple[Key, ...]
+    specs: dict[str, Any]
+    takes_root: bool = False
+    num_seeds: int = 1
+
+    @property
+    def structure(self) -> Any:
+        """What envs must have in common for their values to be stored and stacked together."""
+        return (
+            tuple((region, leaves) for region, leaves in sorted(self.leaves.items())),
+            tuple((region, tuple(objects.items())) for region, objects in sorted(self.objects.items())),
+            self.reward_keys,
+            self.done_keys,
+            self.takes_root,
+        )
 
 
-def agree(metadata: Sequence[EnvMetadata], envs: Sequence[int], expected: EnvMetadata) -> None:
-    """Check that all envs of a batch say the same of themselves.
+@dataclass(frozen=True)
+class Family:
+    """Envs of one structure, and where their values lie.
 
-    Args:
-        metadata: What some envs say.
-        envs: Their indices.
-        expected: What env 0 says.
+    Attributes:
+        envs: Their indices, ascending; the n-th has row n of each array.
+        metadata: What the first of them says of itself.
+        layout: Where the leaves lie in the block.
+    """
+
+    envs: tuple[int, ...]
+    metadata: EnvMetadata
+    layout: Layout
+
+
+def form_families(metadata: Sequence[EnvMetadata]) -> tuple[Family, ...]:
+    """Group the envs by structure, in the order of their first members, and lay them out one family after the other."""
+    members: dict[Any, list[int]] = {}
+    previous, key = None, None
+    for env, description in enumerate(metadata):
+        if description is not previous:
+            previous, key = description, description.structure
+        members.setdefault(key, []).append(env)
+    families: list[Family] = []
+    offset = 0
+    for envs in members.values():
+        first = metadata[envs[0]]
+        layout = Layout.of(len(envs), first.leaves, offset)
+        offset = layout.end
+        families.append(Family(tuple(envs), first, layout))
+    return tuple(families)
+
+
+def check_unchanged(env: int, expected: EnvMetadata, found: EnvMetadata) -> None:
+    """Check that an env which was built anew is what it was before.
 
     Raises:
-        SpecMismatchError: If two envs differ, naming the first such env and key.
+        SpecMismatchError: If it is not, naming what differs.
     """
-    for env, found in zip(envs, metadata, strict=True):
-        if found is not expected:
-            for region, spaces in expected.spaces.items():
-                _compare(env, region, spaces, found.spaces[region])
-
-
-def _compare(env: int, region: str, expected: dict[Key, Any], found: dict[Key, Any]) -> None:
-    kind = "action" if region == ACTION else "observation"
-    if expected.keys() != found.keys():
+    if found.structure != expected.structure or found.specs != expected.specs:
+        what, before, now = _difference("", expected.specs, found.specs) or ("structure", expected.name, found.name)
         raise SpecMismatchError(
-            f"env {env} has the {kind} keys {sorted(found)!r}, while env 0 has {sorted(expected)!r}; "
-            "all envs of a batch must have the same spaces"
+            f"env {env} was built anew and differs from what it was: expected {before!r} as {what}, found {now!r}; "
+            "a factory must always make the same kind of env"
         )
-    for key, space in expected.items():
-        if space != found[key]:
-            raise SpecMismatchError(
-                f"env {env} has {found[key]!r} at the {kind} key {key!r}, while env 0 has {space!r}; "
-                "all envs of a batch must have the same spaces"
-            )
+
+
+def _difference(path: str, expected: Any, found: Any) -> tuple[str, Any, Any] | None:
+    """Where two nested mappings first differ, and what each has there."""
+    if expected == found:
+        return None
+    if not (isinstance(expected, Mapping) and isinstance(found, Mapping)):
+        return path, expected, found
+    for key in [*expected, *found]:
+        if key not in expected or key not in found:
+            return f"{path} keys".strip(), sorted(map(str, expected)), sorted(map(str, found))
+        difference = _difference(f"{path} {key!r}".strip(), expected[key], found[key])
+        if difference is not None:
+            return difference
+    return None
 
 
 def find_collision(observation: Sequence[Key], reserved: Sequence[Key]) -> Key | None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from aioenvs.engine.adapters import Call, ResetArguments
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.layout import Arrays, Layout
-from aioenvs.engine.metadata import EnvMetadata
+from aioenvs.engine.layout import Arrays
+from aioenvs.engine.metadata import EnvMetadata, Family, form_families
 from aioenvs.engine.slots import Slots
 from aioenvs.engine.spaces import Objects
 
@@ -56,14 +57,14 @@ class Pool(ABC):
     only has to `release`: what is still on its way is then dropped on arrival.
 
     Attributes:
-        metadata: What the envs agree on; known once started.
-        layout: Where the leaves lie; known once started.
-        arrays: Arrays `(num_envs, *shape)` by region and key; known once started.
+        metadata: What each env says of itself; known once started.
+        families: Envs of one structure each, and where their values lie; known once started.
+        arrays: For each family its arrays `(envs of the family, *shape)` by region and key; known once started.
     """
 
-    metadata: EnvMetadata
-    layout: Layout
-    arrays: dict[str, Arrays]
+    metadata: tuple[EnvMetadata, ...]
+    families: tuple[Family, ...]
+    arrays: tuple[dict[str, Arrays], ...]
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
         self.groups = tuple(tuple(group) for group in groups)
@@ -96,6 +97,19 @@ class Pool(ABC):
             parts.append((worker, () if whole else tuple(positions), envs))
         return Selection(indices, frozenset(indices), tuple(parts))
 
+    def _lay_out(self, metadata: Iterable[EnvMetadata], allocate: Callable[[int], Any]) -> Any:
+        """Work out where everything lies, in a buffer of the size that it takes."""
+        self.metadata = tuple(metadata)
+        self.families = form_families(self.metadata)
+        buffer = allocate(self.families[-1].layout.end)
+        self.arrays = tuple(family.layout.arrays(buffer) for family in self.families)
+        return buffer
+
+    @property
+    def _places(self) -> list[tuple[tuple[int, ...], Any]]:
+        """What a host has to know of the layout."""
+        return [(family.envs, family.layout) for family in self.families]
+
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the workers that run now."""
@@ -103,7 +117,7 @@ class Pool(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Build all envs, agree on their metadata, and lay out the block."""
+        """Build all envs, learn their metadata, and lay out the block."""
 
     @abstractmethod
     async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
@@ -129,12 +143,16 @@ class Pool(ABC):
         """Give each env its seed, by index, for its next reset."""
 
     @abstractmethod
-    async def reset(self, selection: Selection, kwargs: Mapping[int, Mapping[str, Any]]) -> Outcome:
-        """Reset the envs with these keyword arguments, by index."""
+    async def reset(self, selection: Selection, arguments: Mapping[int, ResetArguments]) -> Outcome:
+        """Reset the envs with these arguments, by index; where there are none, with none."""
 
     @abstractmethod
-    async def step(self, selection: Selection, actions: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
-        """Step the envs with the stored actions; `actions` are those without a fixed shape, by index."""
+    async def step(self, selection: Selection, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
+        """Step the envs with the stored input; `inputs` is what of it has no fixed shape, by index."""
+
+    @abstractmethod
+    async def perform(self, selection: Selection, calls: Mapping[int, Call]) -> Outcome:
+        """Ask each env for something beyond the commands, by index; the outcome's `values` say what came of it."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -38,7 +38,8 @@ class Opcode(IntEnum):
     STEP = 4
     STEP_AND_MAYBE_RESET = 5
     SEED = 6
-    CLOSE = 7
+    CALL = 7
+    CLOSE = 8
 
     DONE = 64
     FAILED = 65

@@ -20,6 +20,7 @@ def pack(
     groups: Sequence[tuple[int, ...]],
     *,
     inherited: bool,
+    **options: Any,
 ) -> list[WorkerConfig]:
     """What each worker has to know to build its envs.
 
@@ -28,6 +29,7 @@ def pack(
         kwargs: Keyword arguments for each.
         groups: The envs of each worker; others are left alone.
         inherited: Whether workers have the factories already, as forks of this process.
+        **options: Further fields of `WorkerConfig`.
 
     Raises:
         WorkerStartError: If a factory cannot be pickled.
@@ -38,6 +40,7 @@ def pack(
             group,
             tuple(b"" if inherited else _pickle(env, factories[env], kwargs[env]) for env in group),
             registry=registry,
+            **options,
         )
         for group in groups
     ]

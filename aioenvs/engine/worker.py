@@ -15,9 +15,9 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from aioenvs.engine.adapters import Handling
 from aioenvs.engine.failure import capture
 from aioenvs.engine.host import EnvHost, Outcome
-from aioenvs.engine.layout import Layout
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.protocol import MAX_BODY, Decoder, Frame, Opcode, encode
 from aioenvs.engine.waiting import WaitMeter
@@ -40,6 +40,8 @@ class WorkerConfig:
         sys_path: The parent's import path.
         argv: The parent's `sys.argv`.
         registry: The parent's own Gymnasium registrations, cloudpickled, or None.
+        num_threads: How many threads torch may use, where the envs use it.
+        by_reference: Whether envs that deal in tensors send them as objects rather than through the block.
     """
 
     env_index: tuple[int, ...]
@@ -47,6 +49,8 @@ class WorkerConfig:
     sys_path: list[str] = field(default_factory=lambda: list(sys.path))
     argv: list[str] = field(default_factory=lambda: list(getattr(sys, "argv", [])))
     registry: bytes | None = None
+    num_threads: int = 1
+    by_reference: bool = False
 
 
 def serve(sock: socket.socket, block: SharedBlock, inherited: Inherited = ()) -> None:
@@ -102,6 +106,8 @@ class _Worker:
             return self._host.reset(positions, values)
         if opcode is Opcode.SEED:
             return self._host.seed(positions, values)
+        if opcode is Opcode.CALL:
+            return self._host.perform(positions, values)
         with self._meter:
             outcome = self._host.step(positions, values, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
         outcome.waiting = self._meter.verdict(len(self._host))
@@ -111,8 +117,8 @@ class _Worker:
         if opcode is Opcode.START:
             return self._start(pickle.loads(body))
         if opcode is Opcode.ATTACH:
-            layout: Layout = pickle.loads(body)
-            self._host.attach(layout.arrays(self._block.map(layout.nbytes)))
+            nbytes, places = pickle.loads(body)
+            self._host.attach(places, self._block.map(nbytes))
         elif opcode is Opcode.CLOSE:
             self.close()
             self.closing = True
@@ -123,6 +129,7 @@ class _Worker:
         sys.argv = config.argv
         try:
             _register(config.registry)
+            _settle_torch(config.num_threads)
             self._build(config)
             return Opcode.DONE, cloudpickle.dumps(_share(self._host.metadata))
         except Exception as error:
@@ -130,10 +137,17 @@ class _Worker:
             return Opcode.FAILED, pickle.dumps({env: capture(error, env, "start")})
 
     def _build(self, config: WorkerConfig) -> None:
+        self._host = EnvHost(handling=Handling(by_reference=config.by_reference))
+        prepared = "torch" in sys.modules
         for env, data in zip(config.env_index, config.factories, strict=True):
             # Pickled ones are a copy for each env, as if each had its own process; inherited ones are what they are.
             factory, kwargs = cloudpickle.loads(data) if data else self._inherited[env]
+            if not prepared and "torch" in sys.modules:  # the factory came with it
+                _settle_torch(config.num_threads)
+                prepared = True
             self._host.build(env, factory, kwargs)
+        if not prepared:
+            _settle_torch(config.num_threads)
 
     def close(self) -> None:
         self._host.close()
@@ -142,10 +156,10 @@ class _Worker:
 def _encode(outcome: Outcome, command: str) -> tuple[tuple[int, ...], bytes]:
     """In place of positions: finished episodes, and per cent of time spent waiting; and the body, if there is any."""
     counts = (outcome.finished, round(100 * outcome.waiting)) if outcome.finished or outcome.waiting else ()
-    if not outcome.failures and not outcome.objects:
+    if not outcome.failures and not outcome.objects and not outcome.values:
         return counts, b""
     failures = {env: capture(error, env, command) for env, error in outcome.failures.items()}
-    body: bytes = cloudpickle.dumps((failures, outcome.objects))
+    body: bytes = cloudpickle.dumps((failures, outcome.objects, outcome.values))
     if len(body) > MAX_BODY:
         raise ValueError(f"the envs of one process answered with {len(body)} bytes, more than {MAX_BODY}")
     return counts, body
@@ -157,6 +171,14 @@ def _share(metadata: Sequence[Any]) -> list[Any]:
     for description in metadata:
         shared.append(shared[-1] if shared and shared[-1] == description else description)
     return shared
+
+
+def _settle_torch(num_threads: int) -> None:
+    """Give torch, where it is loaded, its threads, and a random stream that no sibling has."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(num_threads)
+        torch.manual_seed(int.from_bytes(os.urandom(7), "little"))
 
 
 def _register(registry: bytes | None) -> None:

@@ -5,45 +5,54 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import pickle
 import signal
-import sys
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
+from aioenvs.engine.answering import AnsweringPool, all_or_none
 from aioenvs.engine.channel import Channel
 from aioenvs.engine.failure import Failure, rebuild
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.layout import Layout
 from aioenvs.engine.memory import SharedBlock
-from aioenvs.engine.metadata import EnvMetadata, agree
-from aioenvs.engine.pool import Pool, Selection, Timeouts, outlast
+from aioenvs.engine.metadata import EnvMetadata, check_unchanged
+from aioenvs.engine.pool import Selection, Timeouts
 from aioenvs.engine.process import Exit, Launcher, WorkerProcess, shared_launcher
 from aioenvs.engine.protocol import Frame, Opcode
 from aioenvs.engine.shipping import pack
-from aioenvs.engine.spaces import Objects
 from aioenvs.engine.supervision import Worker, end_all
 from aioenvs.engine.worker import WorkerConfig
-from aioenvs.errors import (
-    AioEnvsError,
-    ClosedError,
-    PerformanceWarning,
-    WorkerDiedError,
-    WorkerStartError,
-    WorkerTimeoutError,
-    describe_envs,
-)
+from aioenvs.errors import ClosedError, PerformanceWarning, WorkerDiedError, WorkerStartError, describe_envs
 
-__all__ = ["WorkerPool"]
+__all__ = ["WorkerOptions", "WorkerPool"]
 
 logger = logging.getLogger("aioenvs")
 
 
-class WorkerPool(Pool):
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What else can be told to a pool of workers.
+
+    Attributes:
+        preload: Modules that the process behind the workers imports once, for all of them.
+        num_threads: How many threads torch may use in each worker, where the envs use it.
+        by_reference: Whether envs that deal in tensors send them as objects rather than through the block.
+        on_disk: Whether the block is an unnamed file rather than memory.
+        at_once: How many processes may be starting at the same time; None for all.
+    """
+
+    preload: tuple[str, ...] = ()
+    num_threads: int = 1
+    by_reference: bool = False
+    on_disk: bool = False
+    at_once: int | None = None
+
+
+class WorkerPool(AnsweringPool):
     """Hosts the envs in worker processes, one group each, and belongs to the event loop that starts it.
 
     Args:
@@ -52,6 +61,7 @@ class WorkerPool(Pool):
         kwargs: Keyword arguments for each factory.
         start_method: "forkserver", "spawn" or "fork".
         timeouts: How long things may take.
+        options: What else is to be done differently.
     """
 
     def __init__(
@@ -62,21 +72,20 @@ class WorkerPool(Pool):
         *,
         start_method: str,
         timeouts: Timeouts,
+        options: WorkerOptions = WorkerOptions(),
     ) -> None:
-        super().__init__(groups)
+        super().__init__(groups, timeouts)
         self._factories = factories
         self._kwargs = kwargs
         self._method = start_method
-        self._owner = os.getpid()
-        self._timeouts = timeouts
+        self._options = options
         self._workers: dict[int, Worker] = {}
         self._generation = 0
         self._block: SharedBlock | None = None
         self._launcher: Launcher | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._advised = False
-        self._drained: list[tuple[frozenset[int], asyncio.Future[None]]] = []
         self._replacing: dict[int, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(len(self.groups) if options.at_once is None else options.at_once)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -85,50 +94,38 @@ class WorkerPool(Pool):
 
     # -- start ------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        try:
-            configs = self._pack(self.groups)
-            self._block = SharedBlock.create()
-            self._launcher = self._make_launcher()
-            descriptions = await self._start_workers(configs)
-            self.metadata = descriptions[0]
-            agree([descriptions[env] for env in range(self.num_envs)], range(self.num_envs), self.metadata)
-            self.layout = Layout.of(self.num_envs, self.metadata.leaves)
-            self.arrays = self.layout.arrays(self._block.allocate(self.layout.nbytes))
-            await self._attach(range(len(self.groups)))
-        except BaseException:
-            await self._end(polite=False)
-            raise
+    async def _build(self) -> None:
+        configs = self._pack(self.groups)
+        self._block = SharedBlock.create(on_disk=self._options.on_disk)
+        self._launcher = self._make_launcher()
+        found = await all_or_none(self._start_worker(index, config) for index, config in enumerate(configs))
+        descriptions = {
+            env: description
+            for config, own in zip(configs, found, strict=True)
+            for env, description in zip(config.env_index, own, strict=True)
+        }
+        self._lay_out([descriptions[env] for env in range(self.num_envs)], self._block.allocate)
+        await self._attach(range(len(self.groups)))
 
     def _pack(self, groups: Sequence[tuple[int, ...]]) -> list[WorkerConfig]:
-        return pack(self._factories, self._kwargs, groups, inherited=self._method == "fork")
+        options = self._options
+        return pack(
+            self._factories,
+            self._kwargs,
+            groups,
+            inherited=self._method == "fork",
+            num_threads=options.num_threads,
+            by_reference=options.by_reference,
+        )
 
     def _make_launcher(self) -> Launcher:
         if self._method == "fork":
             return Launcher.forked(list(zip(self._factories, self._kwargs, strict=True)))
-        needed = "gymnasium" in sys.modules or any(not callable(factory) for factory in self._factories)
-        return shared_launcher(("gymnasium",) if needed else ())
-
-    async def _start_workers(self, configs: Sequence[WorkerConfig]) -> dict[int, EnvMetadata]:
-        """Start all at once; the first that fails ends the others."""
-        tasks = [asyncio.ensure_future(self._start_worker(index, c)) for index, c in enumerate(configs)]
-        try:
-            await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-        return {
-            env: description
-            for config, task in zip(configs, tasks, strict=True)
-            for env, description in zip(config.env_index, task.result(), strict=True)
-        }
+        return shared_launcher(self._options.preload)
 
     async def _start_worker(self, index: int, config: WorkerConfig) -> list[EnvMetadata]:
         try:
-            async with asyncio.timeout(self._timeouts.start):
+            async with self._turns, asyncio.timeout(self._timeouts.start):
                 worker = await self._spawn(index)
                 reply = await worker.channel.request(Opcode.START, (), (), pickle.dumps(config))
         except TimeoutError:
@@ -162,62 +159,24 @@ class WorkerPool(Pool):
         return WorkerStartError(f"the worker of {describe_envs(envs)} (pid {pid}) {what}", env_index=envs, pid=pid)
 
     async def _attach(self, indices: Collection[int]) -> None:
-        body = pickle.dumps(self.layout)
+        body = pickle.dumps((self.families[-1].layout.end, self._places))
         await asyncio.gather(*(self._workers[index].channel.request(Opcode.ATTACH, (), (), body) for index in indices))
 
     # -- requests ---------------------------------------------------------------------------------------
 
-    async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
-        if (asyncio.get_running_loop() is not self._loop or os.getpid() != self._owner) and not self.slots.closed:
-            raise AioEnvsError(
-                f"{command}: these envs belong to the event loop and process that started them, and this is another "
-                "one; make envs of its own for each, or close these there first"
-            )
-        ready = self.slots.acquire(selection.envs, command, replacing=replacing)
-        if ready and not (replacing and self.slots.broken(selection.envs)):
-            return
-        try:
-            await self._within(self._drain(selection.envs), selection, command)
-            if replacing:
-                await self._revive(selection)
-            elif broken := self.slots.broken(selection.envs):
-                raise self.slots.error(min(broken))
-        except BaseException:
-            self.release(selection)
-            raise
+    def _enclose(self, values: Mapping[int, Any], envs: Collection[int]) -> bytes:
+        body: bytes = cloudpickle.dumps({env: values[env] for env in envs if env in values})
+        return body
 
-    async def _drain(self, envs: frozenset[int]) -> None:
-        while not self.slots.drained(envs):
-            waiter = asyncio.get_running_loop().create_future()
-            self._drained.append((envs, waiter))
-            await waiter
-        if self.slots.closed:
-            raise ClosedError(f"{describe_envs(tuple(envs))} were closed while a request waited for them")
+    def _send(
+        self, index: int, opcode: Opcode, positions: tuple[int, ...], envs: frozenset[int], enclosed: bytes | None
+    ) -> asyncio.Future[Frame]:
+        worker = self._workers[index]
+        worker.last_command = opcode
+        return worker.channel.request(opcode, envs, positions, enclosed or b"")
 
-    async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
-        return await self._ask(selection, Opcode.SEED, seeds)
-
-    async def reset(self, selection: Selection, kwargs: Mapping[int, Mapping[str, Any]]) -> Outcome:
-        return await self._ask(selection, Opcode.RESET, kwargs)
-
-    async def step(self, selection: Selection, actions: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
-        return await self._ask(selection, Opcode.STEP_AND_MAYBE_RESET if maybe_reset else Opcode.STEP, actions)
-
-    async def _ask(self, selection: Selection, opcode: Opcode, values: Mapping[int, Any] | None) -> Outcome:
-        """Send a command to every worker concerned, with the values for its envs, and await all replies."""
-        asked: list[asyncio.Future[Frame]] = []
-        for index, positions, envs in selection.parts:
-            worker = self._workers[index]
-            worker.last_command = opcode
-            body = cloudpickle.dumps({env: values[env] for env in envs if env in values}) if values else b""
-            asked.append(worker.channel.request(opcode, envs, positions, body))
-            self.slots.sent(envs)
-        replies = asyncio.gather(*asked)
-        if self._timeouts.step is not None:
-            frames = await self._within(replies, selection, opcode.name.lower())
-        else:
-            frames = await replies
-        outcome = _merge(frames)
+    def _merge(self, replies: Sequence[Frame]) -> Outcome:
+        outcome = _merge(replies)
         if outcome.waiting:
             self._advise(outcome.waiting)
         return outcome
@@ -234,36 +193,8 @@ class WorkerPool(Pool):
                 stacklevel=2,
             )
 
-    async def _within(self, awaitable: Any, selection: Selection, command: str) -> Any:
-        try:
-            async with asyncio.timeout(self._timeouts.step) as scope:
-                return await awaitable
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            late = self.slots.unanswered(selection.envs) or selection.envs
-            raise self._late(tuple(sorted(late)), command) from None
-
-    def _late(self, envs: tuple[int, ...], command: str) -> WorkerTimeoutError:
-        pids = [worker.process.pid for worker in self._workers.values() if not set(worker.envs).isdisjoint(envs)]
-        return WorkerTimeoutError(
-            f"{describe_envs(envs)} (pid {', '.join(map(str, pids))}) did not answer {command} within "
-            f"{self._timeouts.step} s (step_timeout); the late reply will be dropped, and the next request for it "
-            "waits until it has come",
-            env_index=envs,
-            pid=pids[0] if pids else None,
-        )
-
-    def _answered(self, envs: Collection[int]) -> None:
-        self.slots.answered(envs)
-        if self._drained:
-            self._wake()
-
-    def _wake(self) -> None:
-        for envs, waiter in self._drained:
-            if self.slots.drained(envs) and not waiter.done():
-                waiter.set_result(None)
-        self._drained = [(envs, waiter) for envs, waiter in self._drained if not waiter.done()]
+    def _pids_of(self, envs: Collection[int]) -> list[int | None]:
+        return [worker.process.pid for worker in self._workers.values() if not set(worker.envs).isdisjoint(envs)]
 
     # -- the end of workers -----------------------------------------------------------------------------
 
@@ -313,34 +244,20 @@ class WorkerPool(Pool):
             self._launcher = self._make_launcher()
         (config,) = self._pack([self.groups[index]])
         try:
-            agree(await self._start_worker(index, config), self.groups[index], self.metadata)
+            for env, found in zip(self.groups[index], await self._start_worker(index, config), strict=True):
+                check_unchanged(env, self.metadata[env], found)
             await self._attach([index])
         except BaseException:
             await asyncio.shield(self._dismiss([self._workers[index]], polite=False))
             raise
         self.slots.repair(self.groups[index])
 
-    async def close(self) -> None:
-        if asyncio.get_running_loop() is not self._loop or os.getpid() != self._owner:
-            self.discard()
-            return
-        self._shut()
-        await self._end(polite=True)
-
     def _shut(self) -> None:
-        """Let nobody in any more, and nobody wait."""
-        self.slots.close()
+        super()._shut()
         for task in self._replacing.values():
             task.cancel()
-        self._wake()
 
-    async def _end(self, *, polite: bool) -> None:
-        """End all there is; cancelling it makes it quicker, but it ends all the same."""
-        ending = asyncio.ensure_future(self._end_everything(polite=polite))
-        await outlast(ending, self._kill)
-        ending.result()
-
-    def _kill(self) -> None:
+    def _hurry(self) -> None:
         for worker in self._workers.values():
             worker.process.signal(signal.SIGKILL)
 
@@ -364,27 +281,12 @@ class WorkerPool(Pool):
             await asyncio.wait([worker.ended for worker in workers])
 
     def _release_block(self) -> None:
-        self.arrays = {}
+        self.arrays = ()
         if self._block is not None:
             self._block.close()
             self._block = None
 
-    def discard(self) -> None:
-        if os.getpid() != self._owner:
-            return  # a fork of the parent: the workers, and what the loop watches, are not ours
-        loop, self._loop = self._loop, None
-        if loop is None:
-            return
-        if loop.is_running():
-            loop.call_soon_threadsafe(self._abandon, loop)
-        else:
-            self._abandon(loop)
-
-    def _abandon(self, loop: asyncio.AbstractEventLoop) -> None:
-        if loop.is_closed():
-            self.slots.close()
-        else:
-            self._shut()
+    def _let_go(self, loop: asyncio.AbstractEventLoop) -> None:
         workers, self._workers = list(self._workers.values()), {}
         for worker in workers:
             worker.closing = True
@@ -404,9 +306,10 @@ def _merge(replies: Sequence[Frame]) -> Outcome:
             outcome.finished += finished
             outcome.waiting = max(outcome.waiting, waiting / 100)
         if reply.body:
-            failures, objects = cloudpickle.loads(reply.body)
+            failures, objects, values = cloudpickle.loads(reply.body)
             outcome.failures |= {env: rebuild(failure) for env, failure in failures.items()}
             outcome.objects |= objects
+            outcome.values |= values
     return outcome
 
 

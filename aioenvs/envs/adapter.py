@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from aioenvs.engine.adapters import Attribute, Call, ResetArguments
+from aioenvs.engine.adapters import Attribute, Call, Handling, ResetArguments
 from aioenvs.engine.layout import Arrays, Leaf
 from aioenvs.engine.metadata import INPUT, NEXT, ROOT, EnvMetadata
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import NUMPY, PYTHON, Generator, Streams
+from aioenvs.envs.base import EnvBase
 from aioenvs.errors import ResetNeededError, SpecMismatchError
 from aioenvs.specs import NonTensor, TensorSpec
 from aioenvs.trees import Key, Tree, flat_key, nested_key, plain, region_trees
@@ -53,22 +54,24 @@ class TensorDictAdapter:
     Args:
         env: The env.
         env_index: Its index, for messages.
-        by_reference: Hand tensors over as objects, with their gradients, rather than through arrays.
-        keeps_streams: Give the env random streams of its own once it is seeded; False leaves the process's generators
-            alone, since other threads use them too.
+        handling: What is done about its tensors, their gradients, and its random numbers.
     """
 
-    def __init__(self, env: Any, env_index: int, *, by_reference: bool, keeps_streams: bool = True) -> None:
+    def __init__(self, env: Any, env_index: int, handling: Handling) -> None:
         self.env = env
         self.env_index = env_index
-        self._by_reference = by_reference
+        self._by_reference = handling.by_reference
+        self._grads = contextlib.nullcontext() if handling.keeps_grad else torch.no_grad()
         self._trees = region_trees(env.output_spec, env.input_spec)
         self._known = Tree.of(env.full_observation_spec, env.full_done_spec, env.full_state_spec)
         self.metadata = self._describe()
         self._rows: dict[str, dict[Key, torch.Tensor]] = {INPUT: {}, NEXT: {}, ROOT: {}}
         self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
-        self._streams = Streams(PYTHON, NUMPY, TORCH) if keeps_streams else Streams()
+        self._streams = Streams(PYTHON, NUMPY, TORCH) if handling.keeps_streams else Streams()
         self._failed = False
+        # The next root is needed only where an episode ended, so it is made only there, except by envs that step and
+        # reset in a way of their own.
+        self._in_one = getattr(type(env), "step_and_maybe_reset", None) is not EnvBase.step_and_maybe_reset
 
     def _describe(self) -> EnvMetadata:
         env = self.env
@@ -115,7 +118,7 @@ class TensorDictAdapter:
         if "seed" in kwargs:
             self.seed(kwargs.pop("seed"))
         self._failed = True
-        with self._running():
+        with self._streams, self._grads:
             self._write(ROOT, self.env.reset(self._given(arguments), **kwargs))
         self._failed = False
 
@@ -137,34 +140,31 @@ class TensorDictAdapter:
         if self._failed:
             raise ResetNeededError(f"env {self.env_index} cannot step: it failed since its last reset; reset it first")
         self._failed = True
-        with self._running():
+        with self._streams, self._grads:
             values = {key: row.clone() for key, row in self._rows[INPUT].items()} | self._objects[INPUT]
             td = self._placed(self._trees[INPUT].build(values))
-            if maybe_reset:
+            following = None
+            if maybe_reset and self._in_one:
                 td, following = self.env.step_and_maybe_reset(td)
             else:
-                td, following = self.env.step(td), None
-            outcome = td.get("next")
-            self._write(NEXT, outcome)
-            done = bool(self.env.any_done(outcome))
-            if done and following is not None:
-                self._write(ROOT, following)
+                td = self.env.step(td)
+            values = self._write(NEXT, td.get("next"))
+            done = any(bool(values[key].any()) for key in self.metadata.done_keys)
+            if done and maybe_reset:
+                self._write(ROOT, self.env.maybe_reset(self.env.step_mdp(td)) if following is None else following)
         self._failed = False
         return done
-
-    @contextlib.contextmanager
-    def _running(self) -> Any:
-        with self._streams, contextlib.nullcontext() if self._by_reference else torch.no_grad():
-            yield
 
     def _placed(self, td: TensorDictBase) -> TensorDictBase:
         device = self.env.device
         return td if device is None else td.to(device)
 
-    def _write(self, region: str, td: TensorDictBase) -> None:
+    def _write(self, region: str, td: TensorDictBase) -> dict[Key, Any]:
+        """Hand over the values of a region; returns them as they are."""
         tree, rows, objects = self._trees[region], self._rows[region], self._objects[region]
+        values = tree.read(td)
         for key, spec in tree.leaves.items():
-            value = tree.get(td, key)
+            value = values.get(key)
             if value is None:
                 raise self._mismatch(key, f"a value by the env's {region} spec", f"the keys {_keys(td)!r}")
             if isinstance(spec, NonTensor):
@@ -177,6 +177,7 @@ class TensorDictAdapter:
                 rows[key].copy_(value)
             else:
                 objects[key] = value.clone()
+        return values
 
     def _check(self, key: Key, spec: TensorSpec, value: Any) -> None:
         if not isinstance(value, torch.Tensor):
@@ -204,7 +205,7 @@ class TensorDictAdapter:
     def perform(self, call: Call) -> Any:
         kind, name = call.kind, call.name
         args, kwargs = [self._received(each) for each in call.args], {k: self._received(v) for k, v in call.kwargs.items()}
-        with self._running():
+        with self._streams, self._grads:
             if kind == "get":
                 found = getattr(self.env, name)
                 return Attribute(True) if callable(found) else Attribute(False, found)

@@ -14,7 +14,7 @@ from aioenvs.engine.seeding import seed_chain
 from aioenvs.envs.described import INPUTS, OUTPUTS
 from aioenvs.envs.transitions import Transitions
 from aioenvs.errors import ClosedError
-from aioenvs.rollout import RolloutOptions, drive, rollout
+from aioenvs.rollout import RolloutOptions, Steps, drive, rollout
 from aioenvs.specs import Composite
 from aioenvs.specs.base import as_device
 
@@ -235,7 +235,11 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
             set_truncated=set_truncated,
             auto_cast_to_device=auto_cast_to_device,
         )
-        return drive(rollout(self, options, policy, callback, tensordict, out))
+        return self._driven(rollout(self, options, policy, callback, tensordict, out))
+
+    def _driven(self, steps: Steps) -> TensorDictBase:
+        """Run a rollout to its end."""
+        return drive(steps)
 
     # The rest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -50,12 +50,30 @@ class SpecIndex:
             self._full[kind] = spec
         return spec
 
+    @functools.cached_property
+    def members(self) -> list[SpecIndex]:
+        """What follows for each env, where the specs are those of a batch of envs that differ."""
+        specs = (self.output_spec, self.input_spec)
+        dims = [spec.stack_dim for spec in specs if isinstance(spec, StackedComposite)]
+        pairs = zip(*(spec.unbind(dims[0]) for spec in specs), strict=True) if dims else ()
+        return [SpecIndex(output_spec, input_spec) for output_spec, input_spec in pairs]
+
     def keys(self, kind: str) -> list[NestedKey]:
-        """The keys of a kind's leaves, in order."""
+        """The keys of a kind's leaves, in order; of envs that differ, those that all have."""
         keys = self._keys.get(kind)
         if keys is None:
-            keys = self._keys[kind] = by_depth(self.full(kind).keys(include_nested=True, leaves_only=True))
+            found = self._found(kind, set.intersection)
+            keys = self._keys[kind] = by_depth(found)
         return keys
+
+    def every_key(self, kind: str) -> list[NestedKey]:
+        """The same; of envs that differ, those that any has."""
+        return by_depth(self._found(kind, set.union)) if self.members else self.keys(kind)
+
+    def _found(self, kind: str, joined: Callable[..., set[NestedKey]]) -> set[NestedKey]:
+        if self.members:
+            return joined(*(member._found(kind, joined) for member in self.members))
+        return set(self.full(kind).keys(include_nested=True, leaves_only=True))
 
     def leaf(self, kind: str) -> TensorSpec:
         """The kind's only spec where that has the default name, else the Composite."""
@@ -80,7 +98,7 @@ class SpecIndex:
     @functools.cached_property
     def is_dynamic(self) -> bool:
         """Whether the size of something varies: a shape has a -1."""
-        return any(
+        return any(member.is_dynamic for member in self.members) if self.members else any(
             spec is not None and -1 in spec.shape
             for parent in (self.output_spec, self.input_spec)
             for spec in parent.values(include_nested=True)
@@ -234,6 +252,13 @@ class Described(ABC):
         """The done keys that belong to each of `reset_keys`."""
         return [list(group) for group in self._index.done_keys_groups]
 
+    def every_key(self, kind: str) -> list[NestedKey]:
+        """Keys of a kind ("observation", "reward", "done", "action" or "state") that any env of a batch has.
+
+        They are more than those in `done_keys` and so on where envs differ, since all have those.
+        """
+        return list(self._index.every_key(kind))
+
     @property
     def action_key(self) -> NestedKey:
         """The only action key; KeyError if there is another number of them."""
@@ -330,7 +355,7 @@ class Described(ABC):
         Args:
             tensordict: With the done flags at its root, such as what is under a step's `next`.
         """
-        return any_done(tensordict, self._index.keys("done"))
+        return any_done(tensordict, self._index.every_key("done"))
 
 
 def _zeros(specs: Sequence[Composite]) -> TensorDictBase:

@@ -1,0 +1,133 @@
+"""What a step is given, checked before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDictBase
+
+from aioenvs.engine.spaces import integer_range
+from aioenvs.errors import SpecMismatchError
+from aioenvs.specs import TensorSpec
+from aioenvs.trees import Key, Tree, nested_key
+
+__all__ = ["InputLeaf", "Inputs", "mismatch", "missing", "stored"]
+
+Inputs = dict[Key, Any]  # an array or tensor for all envs, or a list with one value per env
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def stored(value: torch.Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A tensor as the array that keeps it, which has another dtype where numpy lacks the tensor's."""
+    value = value.detach().cpu().resolve_conj().resolve_neg()
+    try:
+        array: NDArray[Any] = value.numpy()
+    except TypeError:
+        array = value.view(WORDS[value.dtype.itemsize]).numpy()
+    return array if array.dtype == dtype else array.view(dtype)
+
+
+class InputLeaf:
+    """What one input must be, worked out once.
+
+    Args:
+        key: Its path.
+        count: How many envs there are in the batch.
+        spec: What it must be for one env.
+        tree: Where it is in a TensorDict of the batch.
+        space: Its Gymnasium space, whose integers are kept within their range; None if it has none.
+        target: The array that it goes to; None if it travels as an object.
+        device: From where it may come, besides the CPU.
+    """
+
+    def __init__(
+        self,
+        key: Key,
+        count: int,
+        spec: TensorSpec,
+        tree: Tree,
+        space: Any,
+        target: NDArray[Any] | None,
+        device: torch.device | None,
+    ) -> None:
+        self.key = key
+        self._tree = tree
+        self._name = key[0] if len(key) == 1 else ""
+        self._varies = -1 in spec.shape
+        self._shape = torch.Size([count, *spec.shape])
+        self._dtype = spec.dtype
+        self._device = device
+        self._target = None if target is None else target.dtype
+        self._native = target is not None and torch.from_numpy(np.zeros(0, target.dtype)).dtype is spec.dtype
+        self._bounds = None if space is None else integer_range(space)
+
+    def check(self, td: TensorDictBase, entries: Mapping[str, Any]) -> Any:
+        """The value for all envs: an array if it has a place in the block, else a tensor, or a list of them.
+
+        Raises:
+            SpecMismatchError: If it is missing, or has the wrong shape, dtype, device or range.
+        """
+        if self._varies:
+            return [self._check_one(part) for part in td.unbind(0)]
+        value = entries.get(self._name)
+        if value is None:
+            value = self._tree.get(td, self.key)
+        if not isinstance(value, torch.Tensor):
+            raise missing(td, self.key, value)
+        if value.shape != self._shape:
+            raise mismatch(self.key, f"shape {tuple(self._shape)}", f"shape {tuple(value.shape)}")
+        if value.dtype is not self._dtype:
+            raise mismatch(self.key, f"dtype {self._dtype}", f"dtype {value.dtype}")
+        if self._target is None:
+            return value
+        if not value.is_cpu:
+            value = self._fetched(value)
+        if not self._native:
+            return stored(value, self._target)
+        if value.requires_grad or value.is_neg() or value.is_conj():
+            return stored(value, self._target)  # integers, which alone have bounds, are none of these
+        array: NDArray[Any] = value.numpy()
+        if self._bounds is not None and array.size:
+            self._check_range(array, *self._bounds)
+        return array
+
+    def _check_one(self, td: TensorDictBase) -> torch.Tensor:
+        value = self._tree.get(td, self.key)
+        if not isinstance(value, torch.Tensor):
+            raise missing(td, self.key, value)
+        sizes = zip(self._shape[1:], value.shape, strict=False)
+        if (
+            value.dtype is not self._dtype
+            or value.ndim != len(self._shape) - 1
+            or any(a not in (b, -1) for a, b in sizes)
+        ):
+            expected = f"{self._dtype} of shape {tuple(self._shape[1:])}"
+            raise mismatch(self.key, expected, f"{value.dtype} of shape {tuple(value.shape)}")
+        return value
+
+    def _fetched(self, value: torch.Tensor) -> torch.Tensor:
+        if self._device is None or self._device.type != value.device.type:
+            raise mismatch(self.key, f"a tensor on {self._device or 'the cpu'}", f"one on {value.device}")
+        return value.cpu()
+
+    def _check_range(self, array: NDArray[Any], low: Any, high: Any) -> None:
+        outside = (array < low) | (array >= high)
+        if np.count_nonzero(outside):
+            env = int(np.argwhere(outside)[0][0])
+            expected = f"integers from {np.min(low)} to {np.max(high) - 1}"
+            raise mismatch(self.key, expected, f"{array[env]} for env {env}")
+
+
+def missing(td: TensorDictBase, key: Key, value: Any) -> SpecMismatchError:
+    """The error for an input that is not there, or not a tensor."""
+    found = f"the keys {sorted(map(str, td.keys(True, True)))!r}" if value is None else type(value).__name__
+    return mismatch(key, "a value for every env, as rand_action(td) would set", found)
+
+
+def mismatch(key: Key, expected: str, found: str) -> SpecMismatchError:
+    """The error for an input that does not fit."""
+    return SpecMismatchError(f"action {nested_key(key)!r}: expected {expected}, found {found}; no env was stepped")

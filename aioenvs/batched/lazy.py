@@ -1,0 +1,107 @@
+"""The exchange for envs whose values cannot be stacked: by family, and then env by env."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import LazyStackedTensorDict, TensorDictBase
+
+from aioenvs.batched.exchange import Exchange, Rows, Values
+from aioenvs.batched.inputs import Inputs
+from aioenvs.engine.adapters import ResetArguments
+from aioenvs.engine.host import Outcome
+from aioenvs.engine.spaces import Objects
+from aioenvs.trees import Key
+
+__all__ = ["LazyExchange"]
+
+
+class LazyExchange:
+    """Reads and writes the rows of envs of several families, or of one whose shapes vary.
+
+    It does what `Exchange` does, but values are a list with one mapping for each env.
+
+    Args:
+        parts: The exchange of each family, and the places of its envs in the batch, ascending.
+    """
+
+    def __init__(self, parts: Sequence[tuple[NDArray[np.intp], Exchange]]) -> None:
+        self._parts = parts
+        self._count = sum(len(places) for places, _ in parts)
+
+    def check_inputs(self, td: TensorDictBase, entries: Mapping[str, Any]) -> list[Inputs]:
+        """The inputs of each family, checked; see `Exchange.check_inputs`."""
+        return [part.check_inputs(own, {}) for own, part in self._split(td)]
+
+    def check_root(self, td: TensorDictBase) -> None:
+        """See `Exchange.check_root`."""
+        for own, part in self._split(td):
+            part.check_root(own)
+
+    def write_inputs(self, values: Sequence[Inputs], rows: Rows) -> dict[int, Objects] | None:
+        """See `Exchange.write_inputs`."""
+        loose: dict[int, Objects] = {}
+        for own, (local, part) in zip(values, self._local(rows), strict=True):
+            loose |= part.write_inputs(own, local) or {env: {} for env in part.envs}
+        return loose
+
+    def given(self, td: TensorDictBase, rows: Rows, masks: Mapping[Key, torch.Tensor]) -> dict[int, ResetArguments]:
+        """See `Exchange.given`."""
+        found: dict[int, ResetArguments] = {}
+        for (own, part), (local, _), (places, _) in zip(self._split(td), self._local(rows), self._parts, strict=True):
+            found |= part.given(own, local, {key: mask[places] for key, mask in masks.items()})
+        return found
+
+    def after_reset(self, rows: Rows, outcome: Outcome) -> None:
+        """See `Exchange.after_reset`."""
+        for local, part in self._local(rows):
+            part.after_reset(local, outcome)
+
+    def before_step(self, rows: Rows, *, maybe_reset: bool) -> None:
+        """See `Exchange.before_step`."""
+        for local, part in self._local(rows):
+            part.before_step(local, maybe_reset=maybe_reset)
+
+    def step_result(self, rows: Rows, outcome: Outcome) -> list[Values]:
+        """See `Exchange.step_result`."""
+        return self._merged([part.step_result(local, outcome) for local, part in self._local(rows)])
+
+    def root_result(self, following: Any, outcome: Outcome) -> list[Values]:
+        """See `Exchange.root_result`."""
+        results = []
+        for places, part in self._parts:
+            own = {key: [following[place][key] for place in places] for key in following[places[0]]}
+            results.append(part.root_result(own, outcome))
+        return self._merged(results)
+
+    def latest(self) -> list[Values]:
+        """See `Exchange.latest`."""
+        return self._merged([part.latest() for _, part in self._parts])
+
+    def random_objects(self) -> dict[Any, Any]:
+        """See `Exchange.random_objects`; families of several kinds have none."""
+        return self._parts[0][1].random_objects() if len(self._parts) == 1 else {}
+
+    def _split(self, td: TensorDictBase) -> Iterator[tuple[TensorDictBase, Exchange]]:
+        """Each family's share of a TensorDict."""
+        own = td.unbind(0)
+        for places, part in self._parts:
+            yield LazyStackedTensorDict(*[own[place] for place in places], stack_dim=0), part
+
+    def _local(self, rows: Rows) -> Iterator[tuple[Rows, Exchange]]:
+        """Rows of the batch as rows of each family."""
+        for places, part in self._parts:
+            yield None if rows is None else np.flatnonzero(np.isin(places, rows)), part
+
+    def _merged(self, results: Sequence[Values]) -> list[Values]:
+        """The values of each env, in the order of the batch."""
+        merged: list[Values] = [{} for _ in range(self._count)]
+        for (places, _), values in zip(self._parts, results, strict=True):
+            for key, value in values.items():
+                for row, place in enumerate(places.tolist()):
+                    merged[place][key] = value[row]
+        return merged

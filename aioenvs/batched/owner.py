@@ -1,0 +1,284 @@
+"""The life of the envs behind an asynchronous face: started when first used, closed, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from aioenvs.batched.base import AsyncEnvs
+from aioenvs.batched.config import BatchConfig
+from aioenvs.batched.scope import Running, Scope
+from aioenvs.batched.views import AsyncView, chosen_envs
+from aioenvs.engine.inline import InlinePool
+from aioenvs.engine.pool import Pool, outlast
+from aioenvs.engine.threads import ThreadPool
+from aioenvs.errors import AioEnvsError, ClosedError
+
+__all__ = ["AsyncBatchedEnv"]
+
+
+def _unstarted(cls: type[AsyncBatchedEnv], config: BatchConfig, device: torch.device | None) -> AsyncBatchedEnv:
+    """A copy, of a pickle or in memory: the same envs, not started."""
+    env = cls.__new__(cls)
+    AsyncBatchedEnv.__init__(env, config, device)
+    return env
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait for its end, also while being cancelled."""
+    task.cancel()
+    await outlast(task)
+
+
+class AsyncBatchedEnv(AsyncEnvs):
+    """Many envs behind coroutines; see `AsyncParallelEnv` and `AsyncSerialEnv`.
+
+    It belongs to the event loop in which it is started. An env does one thing at a time: a second request while one
+    is pending raises `ConcurrencyError`.
+    """
+
+    def __init__(self, config: BatchConfig, device: torch.device | str | int | None) -> None:
+        self._pool: Pool | None = None  # also while it starts
+        self._running: Running | None = None
+        self._starting: asyncio.Task[Running] | None = None
+        self._waiting = 0  # how many tasks wait for the start
+        self._yields = True  # whether commands let other tasks run, even if they have nothing to wait for
+        self._former_threads: int | None = None
+        self._config = config
+        self._device = _checked_device(device)
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the workers and build the envs. Any other command does so when it is the first.
+
+        Cancelling it ends the workers that were started, unless another task waits for them too; it can then be
+        started again.
+
+        Raises:
+            RuntimeError: If it is started already.
+            WorkerStartError: If a factory raised, hung (`start_timeout`) or ended its process.
+            SpecMismatchError: If the envs do not have the same spaces.
+        """
+        if self._running is not None or self._starting is not None:
+            raise AioEnvsError(f"{self!r} is started already")
+        await self._started()
+
+    async def _started(self) -> Running:
+        """What runs, started if need be; tasks that come here at the same time share one start."""
+        if self._running is not None:
+            return self._running
+        if self._config.backend == "serial":  # nothing in it waits, so nobody can come in between
+            self._running = await self._start()
+            return self._running
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start())
+            self._starting.add_done_callback(self._start_ended)
+        starting = self._starting
+        self._waiting += 1
+        try:
+            await asyncio.wait([starting])
+        except asyncio.CancelledError:
+            if self._waiting == 1:
+                await _cancelled(starting)
+                await self.close(raise_if_closed=False)  # it may have been quicker
+            raise
+        finally:
+            self._waiting -= 1
+        if starting.cancelled():
+            raise ClosedError(f"{self!r} was closed by another task while it started")
+        return starting.result()
+
+    def _start_ended(self, starting: asyncio.Task[Running]) -> None:
+        self._starting = None
+        if not starting.cancelled() and starting.exception() is None:
+            self._running = starting.result()
+
+    async def _start(self) -> Running:
+        if self._device is not None:
+            torch.empty(0, device=self._device)  # says so now if there is no such device
+        config, pool = self._config, self._make_pool()
+        self._pool = pool
+        self._former_threads = torch.get_num_threads() if config.num_threads is not None else None
+        try:
+            if config.num_threads is not None:
+                torch.set_num_threads(config.num_threads)
+            await pool.start()
+            running = Running(pool, self._device, config.share_individual_td)
+            if config.use_buffers and running.everything.signature.varies:
+                warnings.warn(
+                    "use_buffers=True has no effect for envs with a size that varies (-1 in a spec's shape): what "
+                    "varies travels without buffers",
+                    UserWarning,
+                    stacklevel=2,
+                )
+            return running
+        except BaseException:
+            await pool.close()
+            self._ended()
+            raise
+
+    def _make_pool(self) -> Pool:
+        config = self._config
+        if config.backend == "serial":
+            return InlinePool(config.factories, config.kwargs, yields=self._yields)
+        if config.backend == "thread":
+            return ThreadPool(config.groups, config.factories, config.kwargs, timeouts=config.timeouts)
+        from aioenvs.engine.workers import WorkerPool  # needs what Windows does not have
+
+        return WorkerPool(
+            config.groups,
+            config.factories,
+            config.kwargs,
+            start_method=config.start_method,
+            timeouts=config.timeouts,
+            options=config.worker_options(),
+        )
+
+    def _ended(self) -> None:
+        """Undo what a start did here."""
+        self._pool = None
+        threads, self._former_threads = self._former_threads, None
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    async def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close all envs and end the workers, within `close_timeout`, whatever state they are in.
+
+        Cancelling it kills the workers at once; they are gone when it returns. The next command starts new ones. A
+        thread (`backend="thread"`) cannot be killed: one that hangs is left behind, and closes its envs if it ever
+        returns.
+
+        Raises:
+            ClosedError: If it is closed already, unless `raise_if_closed` is False.
+        """
+        running, self._running = self._running, None
+        if running is not None:
+            self._remember(running)
+            self._ended()
+            await running.pool.close()
+        elif self._starting is not None:
+            await _cancelled(self._starting)
+        elif raise_if_closed:
+            raise ClosedError(f"{self!r} is closed already, or was never started")
+
+    def _remember(self, running: Running) -> None:
+        self._known_signature = running.everything.signature
+
+    async def __aenter__(self) -> Self:
+        await self._started()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(raise_if_closed=False)
+
+    def __del__(self) -> None:
+        if getattr(self, "_running", None) is not None:
+            warnings.warn(f"{self!r} was never closed", ResourceWarning, source=self, stacklevel=2)
+            self._discard()
+
+    def _discard(self) -> None:
+        """Give everything back at once, without waiting; for envs that were forgotten."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._ended()
+            running.pool.discard()
+
+    # -- what there is ----------------------------------------------------------------------------------
+
+    async def _scope(self) -> Scope:
+        return (self._running or await self._started()).everything
+
+    @property
+    def _running_scope(self) -> Scope | None:
+        return None if self._running is None else self._running.everything
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether there are no envs now: not started yet, or closed."""
+        return self._running is None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the running workers, in order; empty where envs live in this process."""
+        return self._pool.pids if self._pool is not None else ()
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._config.factories)
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes host them; 0 where they live in this one, in threads or not."""
+        return len(self._config.groups) if self._config.backend == "process" else 0
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where results go: the one that was asked for, else the envs' own; None if they have none."""
+        return self._device if self._running is None else self._running.device
+
+    def to(self, device: torch.device | str | int) -> Self:
+        """Bring specs and results to another device from now on.
+
+        Returns:
+            The same object.
+        """
+        self._device = _checked_device(device)
+        assert self._device is not None
+        torch.empty(0, device=self._device)  # says so now if there is no such device
+        if self._known_signature is not None:
+            self._known_signature = self._known_signature.to(self._device)
+        if self._running is not None:
+            self._running.place(self._device)
+        return self
+
+    def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Change the keyword arguments of the factories, before the envs are started.
+
+        Args:
+            kwargs: A dict for all envs, or a list with one for each; entries that it does not have stay.
+
+        Raises:
+            RuntimeError: If the envs are started, or the list has another length than there are envs.
+        """
+        if self._running is not None or self._starting is not None:
+            raise AioEnvsError(f"{self!r} is started, so its envs have their arguments: close() first")
+        self._config = self._config.with_kwargs(kwargs)
+        self._known_signature = None
+
+    def __getitem__(self, index: Any) -> AsyncView:
+        """A live view of some envs, with the same methods.
+
+        Args:
+            index: An int, a slice, a list or an integer array or tensor; a view of one env is a batch of one.
+
+        Raises:
+            IndexError: If it selects nothing, or an env that does not exist.
+            NotImplementedError: If it is a bool mask.
+        """
+        return AsyncView(self, chosen_envs(index, self.num_workers))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unstarted, (type(self), self._config, self._device)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._describe()}>"
+
+    def _describe(self) -> str:
+        state = "closed" if self._running is None else "open"
+        hosts = f"num_processes={self.num_processes}, " if self.num_processes else ""
+        return f"num_workers={self.num_workers}, {hosts}{state}"
+
+
+def _checked_device(device: torch.device | str | int | None) -> torch.device | None:
+    checked = None if device is None else torch.device(device)
+    if checked is not None and checked.type == "meta":
+        raise ValueError("results cannot go to the device 'meta', which holds no data")
+    return checked

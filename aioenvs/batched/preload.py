@@ -1,0 +1,83 @@
+"""Which modules the envs' factories will need, so that the process behind the workers imports them once for all."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+
+__all__ = ["modules_to_preload"]
+
+TORCH = ("torch", "tensordict", "aioenvs.envs.adapter")
+TORCH_PACKAGES = frozenset(("torch", "tensordict", "torchrl"))
+TORCH_MODULES = ("aioenvs.envs", "aioenvs.specs", "aioenvs.batched", "aioenvs.testing")
+
+
+def modules_to_preload(factories: Iterable[Any]) -> tuple[str, ...]:
+    """What is worth importing before workers are forked; never a module of the user's own.
+
+    It is a guess, by what the factories refer to: a worker imports what turns out to be missing.
+
+    Args:
+        factories: Callables, or what `gymnasium.make` takes.
+    """
+    distinct = list({id(factory): factory for factory in factories}.values())
+    modules: list[str] = []
+    if "gymnasium" in sys.modules or any(not callable(factory) for factory in distinct):
+        modules.append("gymnasium")
+    if any(_refers_to_torch(factory) for factory in distinct if callable(factory)):
+        modules.extend(TORCH)
+    return tuple(modules)
+
+
+class _FoundTorch(Exception):
+    pass
+
+
+def _refers_to_torch(factory: Any) -> bool:
+    try:
+        _Scout(io.BytesIO()).dump(factory)
+    except _FoundTorch:
+        return True
+    except Exception:  # whoever pickles it in earnest says so
+        return False
+    return False
+
+
+class _Scout(cloudpickle.Pickler):  # type: ignore[misc]
+    """Goes where a pickle of the factory goes, and on through the functions that a pickle only names."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._seen: set[int] = set()
+
+    def persistent_id(self, thing: Any) -> None:
+        self._examine(thing)
+
+    def _examine(self, thing: Any) -> None:
+        if isinstance(thing, ModuleType):
+            found = _is_torch(thing.__name__)
+        else:
+            found = any(
+                _is_torch(base.__module__) for base in (thing if isinstance(thing, type) else type(thing)).__mro__
+            )
+        if found:
+            raise _FoundTorch
+        if isinstance(thing, FunctionType) and id(thing) not in self._seen:
+            self._seen.add(id(thing))
+            for name in _names(thing.__code__):
+                if name in thing.__globals__:
+                    self._examine(thing.__globals__[name])
+
+
+def _names(code: CodeType) -> set[str]:
+    """The global names in a function and in those that it contains."""
+    return set(code.co_names).union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
+
+
+def _is_torch(module: str) -> bool:
+    return module.partition(".")[0] in TORCH_PACKAGES or module.startswith(TORCH_MODULES)

@@ -1,0 +1,125 @@
+"""Live views: some envs of a batch, as a batch of their own."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+
+from aioenvs.batched.base import AsyncEnvs
+from aioenvs.batched.scope import Scope
+from aioenvs.batched.signature import Signature
+
+if TYPE_CHECKING:
+    from aioenvs.batched.owner import AsyncBatchedEnv
+
+__all__ = ["AsyncView", "chosen_envs"]
+
+
+def chosen_envs(index: Any, count: int) -> tuple[int, ...]:
+    """The envs that an index selects, in its order.
+
+    Raises:
+        IndexError: If it selects nothing, one env twice, or one that does not exist.
+        NotImplementedError: If it is a bool mask.
+    """
+    if isinstance(index, slice):
+        chosen: Sequence[int] = range(count)[index]
+    else:
+        array = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index)
+        if array.dtype == np.bool_:
+            raise NotImplementedError("envs cannot be selected by a bool mask; use its nonzero() indices")
+        if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
+            raise IndexError(f"expected an int, a slice or a list of ints as index of envs, found {index!r}")
+        chosen = [operator.index(item) for item in array.reshape(-1).tolist()]
+    if not len(chosen):
+        raise IndexError(f"the index {index!r} selects none of {count} envs")
+    for env in chosen:
+        if not -count <= env < count:
+            raise IndexError(f"index {env} is out of range for {count} envs")
+    envs = tuple(env % count for env in chosen)
+    if len(set(envs)) < len(envs):
+        raise IndexError(f"the index {index!r} selects an env twice, which can only be asked once at a time")
+    return envs
+
+
+class AsyncView(AsyncEnvs):
+    """Some envs of a batch; what `env[index]` returns.
+
+    It has the methods of the whole. Views that share no env may be awaited at the same time. It keeps the whole alive,
+    starts it when it is used first, and leaves it open when it is closed.
+
+    >>> import asyncio
+    >>> from aioenvs import AsyncSerialEnv
+    >>> async def main():
+    ...     async with AsyncSerialEnv(4, "CartPole-v1") as env:
+    ...         td = await env[1:3].reset(seed=0)
+    ...         return td.batch_size
+    >>> asyncio.run(main())
+    torch.Size([2])
+    """
+
+    def __init__(self, owner: AsyncBatchedEnv, envs: tuple[int, ...]) -> None:
+        self._owner = owner
+        self._envs = envs
+        self._known_of: Signature | None = None  # the whole's, when this one's became known
+
+    async def _scope(self) -> Scope:
+        return (self._owner._running or await self._owner._started()).scope(self._envs)
+
+    def _last_signature(self) -> Signature | None:
+        whole = self._owner._last_signature()
+        if whole is not self._known_of:  # the whole was started, moved or changed since
+            self._known_signature, self._known_of = None, whole
+        return super()._last_signature()
+
+    @property
+    def _running_scope(self) -> Scope | None:
+        running = self._owner._running
+        return None if running is None else running.scope(self._envs)
+
+    async def start(self) -> None:
+        """Start the whole, if it is not started."""
+        await self._owner._started()
+
+    async def close(self, *, raise_if_closed: bool = True) -> None:
+        """Do nothing: the envs belong to the whole, and close with it."""
+
+    async def __aenter__(self) -> Self:
+        await self._owner._started()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the whole is closed."""
+        return self._owner.is_closed
+
+    @property
+    def env_index(self) -> tuple[int, ...]:
+        """The indices of these envs in the whole."""
+        return self._envs
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._envs)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where results go, as for the whole."""
+        return self._owner.device
+
+    def __getitem__(self, index: Any) -> AsyncView:
+        """A view of some of these envs; see `AsyncBatchedEnv.__getitem__`."""
+        return AsyncView(self._owner, tuple(self._envs[place] for place in chosen_envs(index, len(self._envs))))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return operator.getitem, (self._owner, list(self._envs))
+
+    def __repr__(self) -> str:
+        return f"<envs {list(self._envs)} of {self._owner!r}>"

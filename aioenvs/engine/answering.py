@@ -1,0 +1,224 @@
+"""What all pools have in common whose workers answer later: who may ask, who must wait, and who came too late."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import abstractmethod
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from aioenvs.engine.adapters import Call, ResetArguments
+from aioenvs.engine.host import Outcome
+from aioenvs.engine.pool import Pool, Selection, Timeouts, outlast
+from aioenvs.engine.protocol import Opcode
+from aioenvs.engine.spaces import Objects
+from aioenvs.errors import AioEnvsError, ClosedError, WorkerTimeoutError, describe_envs
+
+__all__ = ["AnsweringPool", "all_or_none"]
+
+T = TypeVar("T")
+
+
+class AnsweringPool(Pool):
+    """Asks workers, one for each group, and awaits their answers; belongs to the event loop that starts it.
+
+    Subclasses say what a worker is, how a command reaches it, and how it is ended.
+
+    Args:
+        groups: The envs of each worker.
+        timeouts: How long things may take.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]], timeouts: Timeouts) -> None:
+        super().__init__(groups)
+        self._owner = os.getpid()
+        self._timeouts = timeouts
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drained: list[tuple[frozenset[int], asyncio.Future[None]]] = []
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._build()
+        except BaseException:
+            await self._end(polite=False)
+            raise
+
+    @abstractmethod
+    async def _build(self) -> None:
+        """Start the workers, let them build their envs, and connect these to the arrays."""
+
+    # -- requests ---------------------------------------------------------------------------------------
+
+    async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
+        if (asyncio.get_running_loop() is not self._loop or os.getpid() != self._owner) and not self.slots.closed:
+            raise AioEnvsError(
+                f"{command}: these envs belong to the event loop and process that started them, and this is another "
+                "one; make envs of its own for each, or close these there first"
+            )
+        ready = self.slots.acquire(selection.envs, command, replacing=replacing)
+        if ready and not (replacing and self.slots.broken(selection.envs)):
+            return
+        try:
+            await self._within(self._drain(selection.envs), selection, command)
+            if replacing:
+                await self._revive(selection)
+            elif broken := self.slots.broken(selection.envs):
+                raise self.slots.error(min(broken))
+        except BaseException:
+            self.release(selection)
+            raise
+
+    @abstractmethod
+    async def _revive(self, selection: Selection) -> None:
+        """Replace the dead workers of these envs."""
+
+    async def _drain(self, envs: frozenset[int]) -> None:
+        while not self.slots.drained(envs):
+            waiter = asyncio.get_running_loop().create_future()
+            self._drained.append((envs, waiter))
+            await waiter
+        if self.slots.closed:
+            raise ClosedError(f"{describe_envs(tuple(envs))} were closed while a request waited for them")
+
+    async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
+        return await self._ask(selection, Opcode.SEED, seeds)
+
+    async def reset(self, selection: Selection, arguments: Mapping[int, ResetArguments]) -> Outcome:
+        return await self._ask(selection, Opcode.RESET, arguments)
+
+    async def step(self, selection: Selection, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
+        return await self._ask(selection, Opcode.STEP_AND_MAYBE_RESET if maybe_reset else Opcode.STEP, inputs)
+
+    async def perform(self, selection: Selection, calls: Mapping[int, Call]) -> Outcome:
+        return await self._ask(selection, Opcode.CALL, calls)
+
+    async def _ask(self, selection: Selection, opcode: Opcode, values: Mapping[int, Any] | None) -> Outcome:
+        """Send a command to every worker concerned, with the values for its envs, and await all replies."""
+        parts = selection.parts
+        enclosed = [self._enclose(values, envs) if values else None for _, _, envs in parts]  # all, before any is sent
+        asked: list[asyncio.Future[Any]] = []
+        for (index, positions, envs), own in zip(parts, enclosed, strict=True):
+            asked.append(self._send(index, opcode, positions, envs, own))
+            self.slots.sent(envs)
+        replies = asyncio.gather(*asked)
+        if self._timeouts.step is not None:
+            return self._merge(await self._within(replies, selection, opcode.name.lower()))
+        return self._merge(await replies)
+
+    @abstractmethod
+    def _enclose(self, values: Mapping[int, Any], envs: Collection[int]) -> Any:
+        """The values for these envs, where there are any, in a form of the worker's own."""
+
+    @abstractmethod
+    def _send(
+        self, index: int, opcode: Opcode, positions: tuple[int, ...], envs: frozenset[int], enclosed: Any
+    ) -> asyncio.Future[Any]:
+        """Give a command to a worker, and return the future of its reply; `_answered` is called when that comes."""
+
+    @abstractmethod
+    def _merge(self, replies: Sequence[Any]) -> Outcome:
+        """One outcome of all replies."""
+
+    async def _within(self, awaitable: Any, selection: Selection, command: str) -> Any:
+        try:
+            async with asyncio.timeout(self._timeouts.step) as scope:
+                return await awaitable
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            late = self.slots.unanswered(selection.envs) or selection.envs
+            raise self._late(tuple(sorted(late)), command) from None
+
+    def _late(self, envs: tuple[int, ...], command: str) -> WorkerTimeoutError:
+        pids = self._pids_of(envs)
+        where = f" (pid {', '.join(map(str, pids))})" if pids else ""
+        return WorkerTimeoutError(
+            f"{describe_envs(envs)}{where} did not answer {command} within {self._timeouts.step} s (step_timeout); "
+            "the late reply will be dropped, and the next request for it waits until it has come",
+            env_index=envs,
+            pid=pids[0] if pids else None,
+        )
+
+    def _pids_of(self, envs: Collection[int]) -> list[int | None]:
+        """Process ids of the workers of these envs, where they have any."""
+        return []
+
+    def _answered(self, envs: Collection[int]) -> None:
+        """A reply for these envs came in, whoever awaits it."""
+        self.slots.answered(envs)
+        if self._drained:
+            self._wake()
+
+    def _wake(self) -> None:
+        for envs, waiter in self._drained:
+            if self.slots.drained(envs) and not waiter.done():
+                waiter.set_result(None)
+        self._drained = [(envs, waiter) for envs, waiter in self._drained if not waiter.done()]
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        if asyncio.get_running_loop() is not self._loop or os.getpid() != self._owner:
+            self.discard()
+            return
+        self._shut()
+        await self._end(polite=True)
+
+    def _shut(self) -> None:
+        """Let nobody in any more, and nobody wait."""
+        self.slots.close()
+        self._wake()
+
+    async def _end(self, *, polite: bool) -> None:
+        """End all there is; cancelling it makes it quicker, but it ends all the same."""
+        ending = asyncio.ensure_future(self._end_everything(polite=polite))
+        await outlast(ending, self._hurry)
+        ending.result()
+
+    @abstractmethod
+    async def _end_everything(self, *, polite: bool) -> None:
+        """End all workers and give everything back, within the time for closing.
+
+        Args:
+            polite: Whether the envs are to be closed, rather than merely gone.
+        """
+
+    @abstractmethod
+    def _hurry(self) -> None:
+        """Make `_end_everything` end at once."""
+
+    def discard(self) -> None:
+        if os.getpid() != self._owner:
+            return  # a fork of the parent: the workers, and what the loop watches, are not ours
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        if loop.is_running():
+            loop.call_soon_threadsafe(self._abandon, loop)
+        else:
+            self._abandon(loop)
+
+    def _abandon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop.is_closed():
+            self.slots.close()
+        else:
+            self._shut()
+        self._let_go(loop)
+
+    @abstractmethod
+    def _let_go(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell all workers to end, and wait for nothing; the loop may be closed."""
+
+
+async def all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all at once and return their results; the first that fails ends the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,0 +1,347 @@
+"""The pool of threads: envs live in this process, and the event loop goes on while they wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import functools
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from aioenvs.engine.adapters import Handling
+from aioenvs.engine.answering import AnsweringPool, all_or_none
+from aioenvs.engine.failure import annotate, passable, summary
+from aioenvs.engine.host import EnvHost, Outcome
+from aioenvs.engine.layout import Layout
+from aioenvs.engine.metadata import EnvMetadata
+from aioenvs.engine.pool import Selection, Timeouts
+from aioenvs.engine.protocol import Opcode
+from aioenvs.errors import AioEnvsError, ClosedError, WorkerStartError, describe_envs
+
+__all__ = ["ThreadPool"]
+
+logger = logging.getLogger("aioenvs")
+
+
+class Errand(NamedTuple):
+    """Something that a thread is to do.
+
+    Attributes:
+        action: What.
+        envs: Those of which it is an answer that it was done.
+        done: Gets what came of it, unless nobody waits for that any more.
+    """
+
+    action: Callable[[], Any]
+    envs: Collection[int]
+    done: asyncio.Future[Any]
+
+
+class Mailbox:
+    """What threads have done, on its way to the event loop, which is woken once for all that comes at a time.
+
+    Args:
+        deliver: Called in the loop with each errand and its result or exception.
+    """
+
+    def __init__(self, deliver: Callable[[Errand, Any, BaseException | None], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deliver = deliver
+        self._letters: deque[tuple[Errand, Any, BaseException | None]] = deque()
+        self._woken = False
+
+    def put(self, errand: Errand, result: Any, error: BaseException | None) -> None:
+        """Send a letter, from any thread."""
+        self._letters.append((errand, result, error))
+        # Whoever finds it woken comes before `_empty` sets this back, and so before it looks for letters.
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for anything
+                self._loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        self._woken = False
+        while self._letters:
+            self._deliver(*self._letters.popleft())
+
+
+class HostThread:
+    """A thread with some envs; except for `_live` and what that calls, all of it belongs to the event loop.
+
+    Args:
+        envs: Their indices.
+        factories: What makes an env, of the whole pool.
+        kwargs: Keyword arguments for each factory.
+        mailbox: Where answers go.
+    """
+
+    def __init__(
+        self, envs: tuple[int, ...], factories: Sequence[Any], kwargs: Sequence[Mapping[str, Any]], mailbox: Mailbox
+    ) -> None:
+        self.envs = envs
+        self.building = envs[0]
+        self.last_command = Opcode.START
+        self._factories = factories
+        self._kwargs = kwargs
+        self._mailbox = mailbox
+        self._host = EnvHost((), Handling(keeps_streams=False))
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._pending: set[asyncio.Future[Any]] = set()
+        self._errands: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
+        self._leaving = False
+        # A daemon, since one whose env hangs must not keep the interpreter from its exit.
+        self._thread = threading.Thread(target=self._live, name=f"aioenvs {describe_envs(envs)}", daemon=True)
+
+    def begin(self) -> None:
+        """Start the thread.
+
+        Raises:
+            RuntimeError: If there are too many.
+        """
+        self._thread.start()
+
+    def ask(self, action: Callable[[], Any], envs: Collection[int] = ()) -> asyncio.Future[Any]:
+        """Have something done in the thread; cancelling the future abandons only what comes of it."""
+        done = self._loop.create_future()
+        self._pending.add(done)
+        done.add_done_callback(self._pending.discard)
+        self._errands.put(Errand(action, envs, done))
+        return done
+
+    def leave(self) -> None:
+        """Have the envs closed, once what is being done is done, and the thread ended; what waits is not begun."""
+        self._leaving = True
+        self._errands.put(None)
+        if self._thread.ident is None and not self.ended.done():  # it was never started
+            self.ended.set_result(None)
+
+    def fail(self, error: AioEnvsError) -> None:
+        """Nobody waits any longer for what is not done."""
+        for done in list(self._pending):
+            if not done.done():
+                done.set_exception(error.again())
+                done.exception()  # the awaiting side may be gone as well: no complaint then
+
+    def join(self) -> None:
+        """Wait for a thread that has said that it ends."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # -- in the thread ----------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        while (errand := self._errands.get()) is not None:
+            if self._leaving:
+                continue
+            result, error = None, None
+            try:
+                result = errand.action()
+            except BaseException as caught:  # whatever it is, the thread goes on
+                error = caught
+            self._mailbox.put(errand, result, error)
+            del errand, result, error  # an idle thread keeps nothing
+        self._host.close()
+        self._mailbox.put(Errand(self.leave, (), self.ended), None, None)
+
+    def build(self) -> list[EnvMetadata]:
+        """Make the envs; what they say of themselves is a copy of its own."""
+        for env in self.envs:
+            if self._leaving:
+                break
+            self.building = env
+            try:
+                self._host.build(env, self._factories[env], copy.deepcopy(self._kwargs[env]))
+            except BaseException as error:
+                raise WorkerStartError(
+                    f"the factory of env {env} failed: {summary(error)}", env_index=self.envs
+                ) from passable(error)
+        return copy.deepcopy(self._host.metadata)
+
+    def attach(self, places: Iterable[tuple[Sequence[int], Layout]], buffer: Any) -> None:
+        """Connect the envs to their rows."""
+        self._host.attach(places, buffer)
+
+    def command(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome:
+        """Let the envs do something; never raises."""
+        try:
+            outcome = self._obey(opcode, positions, values or {})
+        except BaseException as error:  # of handing values over
+            outcome = Outcome(failures=dict.fromkeys(self._host.indices(positions), error))
+        return outcome.located(opcode.name.lower())
+
+    def _obey(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any]) -> Outcome:
+        if opcode is Opcode.RESET:
+            return self._host.reset(positions, values)
+        if opcode is Opcode.SEED:
+            return self._host.seed(positions, values)
+        if opcode is Opcode.CALL:
+            return _detached(self._host.perform(positions, values))
+        return self._host.step(positions, values, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
+
+
+class ThreadPool(AnsweringPool):
+    """Hosts the envs in threads of this process, one group each, and belongs to the event loop that starts it.
+
+    Args:
+        groups: The envs of each thread.
+        factories: One per env.
+        kwargs: Keyword arguments for each.
+        timeouts: How long things may take.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[int]],
+        factories: Sequence[Any],
+        kwargs: Sequence[Mapping[str, Any]],
+        *,
+        timeouts: Timeouts,
+    ) -> None:
+        super().__init__(groups, timeouts)
+        self._factories = factories
+        self._kwargs = kwargs
+        self._threads: list[HostThread] = []
+        self._hurried: asyncio.Future[None] | None = None
+
+    # -- start ------------------------------------------------------------------------------------------
+
+    async def _build(self) -> None:
+        self._hurried = asyncio.get_running_loop().create_future()
+        mailbox = Mailbox(self._deliver)
+        self._threads = [HostThread(group, self._factories, self._kwargs, mailbox) for group in self.groups]
+        found = await all_or_none(self._start_thread(thread) for thread in self._threads)
+        buffer = self._lay_out([description for own in found for description in own], _allocate)
+        places = self._places
+        await asyncio.gather(
+            *(thread.ask(functools.partial(thread.attach, places, buffer)) for thread in self._threads)
+        )
+
+    async def _start_thread(self, thread: HostThread) -> list[EnvMetadata]:
+        limit = self._timeouts.start
+        try:
+            thread.begin()
+        except RuntimeError as error:
+            raise WorkerStartError(
+                f"the thread of {describe_envs(thread.envs)} could not be started: {error}", env_index=thread.envs
+            ) from error
+        try:
+            async with asyncio.timeout(limit):
+                found: list[EnvMetadata] = await thread.ask(thread.build)
+        except TimeoutError:
+            raise WorkerStartError(
+                f"the thread of {describe_envs(thread.envs)} did not build its envs within {limit} s (start_timeout); "
+                f"the factory of env {thread.building} has not returned",
+                env_index=thread.envs,
+            ) from None
+        return found
+
+    # -- requests ---------------------------------------------------------------------------------------
+
+    async def _revive(self, selection: Selection) -> None:
+        """Do nothing: no thread dies of what its envs do."""
+
+    def _enclose(self, values: Mapping[int, Any], envs: Collection[int]) -> Mapping[int, Any]:
+        # A caller who gives up may change what he gave before the thread gets to it.
+        return {env: _copy(values[env]) for env in envs if env in values}
+
+    def _send(
+        self,
+        index: int,
+        opcode: Opcode,
+        positions: tuple[int, ...],
+        envs: frozenset[int],
+        enclosed: Mapping[int, Any] | None,
+    ) -> asyncio.Future[Outcome]:
+        thread = self._threads[index]
+        thread.last_command = opcode
+        return thread.ask(functools.partial(thread.command, opcode, positions, enclosed), envs)
+
+    def _deliver(self, errand: Errand, result: Any, error: BaseException | None) -> None:
+        self._answered(errand.envs)
+        if errand.done.done():
+            return
+        if error is None:
+            errand.done.set_result(result)
+        else:
+            errand.done.set_exception(passable(error))
+
+    def _merge(self, replies: Sequence[Outcome]) -> Outcome:
+        merged = Outcome()
+        for reply in replies:
+            merged.finished += reply.finished
+            merged.failures |= reply.failures
+            merged.objects |= reply.objects
+            merged.values |= reply.values
+        return merged
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    async def _end_everything(self, *, polite: bool) -> None:
+        """Wait for the envs to be closed in any case: those that would not be could not be got rid of."""
+        threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.leave()
+        if threads and self._hurried is not None:
+            everybody: asyncio.Future[Any] = asyncio.gather(*(thread.ended for thread in threads))
+            await asyncio.wait([everybody, self._hurried], timeout=self._timeouts.close, return_when="FIRST_COMPLETED")
+        self.arrays = ()
+        for thread in threads:
+            thread.fail(_closed(thread))
+            if thread.ended.done():
+                thread.join()
+            else:
+                logger.warning(
+                    "%s did not close: the thread is still busy with %s and is left behind, since no thread can be "
+                    "ended from outside; it will close what it hosts if it ever comes back",
+                    describe_envs(thread.envs),
+                    thread.last_command.name.lower(),
+                )
+
+    def _hurry(self) -> None:
+        if self._hurried is not None and not self._hurried.done():
+            self._hurried.set_result(None)
+
+    def _let_go(self, loop: asyncio.AbstractEventLoop) -> None:
+        threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.leave()
+            if not loop.is_closed():
+                thread.fail(_closed(thread))
+        self.arrays = ()
+
+
+def _allocate(nbytes: int) -> bytearray:
+    return bytearray(max(1, nbytes))
+
+
+def _closed(thread: HostThread) -> ClosedError:
+    return ClosedError(f"{describe_envs(thread.envs)} were closed while {thread.last_command.name.lower()} was pending")
+
+
+def _detached(outcome: Outcome) -> Outcome:
+    """The outcome with values that the envs do not share; what cannot be copied is its env's failure."""
+    values, outcome.values = outcome.values, {}
+    for env, value in values.items():
+        try:
+            outcome.values[env] = _copy(value)
+        except BaseException as error:
+            outcome.failures[env] = annotate(
+                passable(error), f"what env {env} answered cannot be copied for the caller, so it stays where it is"
+            )
+    return outcome
+
+
+def _copy(value: Any) -> Any:
+    """An own copy of what crosses from one thread to another, made in the way of whichever protocol it supports."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # such as a tensor within a graph of gradients
+        return cloudpickle.loads(cloudpickle.dumps(value))
