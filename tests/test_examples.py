@@ -50,3 +50,10 @@ def test_classic_loop_help_lists_the_options() -> None:
     output = run_example("classic_loop.py", "--help")
     assert "--seed" in output
     assert "--iterations" in output
+
+
+def test_torch_env_learns_by_gradients_through_the_env() -> None:
+    first, second = run_example("torch_env.py").splitlines()
+    before, after = (float(found) for found in re.findall(r"-?[0-9.]+(?= before| after)", first))
+    assert after > before / 2 > before
+    assert second == "serial and parallel rollouts are equal: True"
