@@ -206,10 +206,9 @@ class _Advance:
 
 
 def _every_key(env: Steppable, kind: str) -> Sequence[Any]:
-    """The keys of a kind: of a batch of envs that differ, those that any has."""
+    """The keys of a kind, and of a batch of envs that differ also those that only some have."""
     every = getattr(env, "every_key", None)
-    keys: Sequence[Any] = getattr(env, f"{kind}_keys", ()) if every is None else every(kind)
-    return keys
+    return list(dict.fromkeys((*getattr(env, f"{kind}_keys", ()), *(every(kind) if every is not None else ()))))
 
 
 def _truncated_nodes(env: Steppable) -> list[tuple[str, ...]]:

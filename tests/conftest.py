@@ -148,6 +148,6 @@ def _descriptors() -> set[tuple[int, str]]:
 
 
 def _shared_memory() -> set[str]:
-    """What there is of shared memory; the semaphores of multiprocessing, which peers use and aioenvs does not, aside."""
+    """What there is of shared memory; not the semaphores of multiprocessing, which peers use and aioenvs does not."""
     names = os.listdir(SHARED_MEMORY) if SHARED_MEMORY.exists() else []
     return {name for name in names if not name.startswith("sem.mp-")}

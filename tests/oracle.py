@@ -52,6 +52,11 @@ DIFFERENCES: Mapping[str, str] = {
     "parent's threads": "TorchRL's ParallelEnv changes how many threads torch uses in the parent",
     "with blocks": "TorchRL's envs are no context managers",
     "grad at a reset": "TorchRL's SerialEnv cannot reset envs whose observations require grad",
+    "last actions": "TorchRL's root of the next step still has the actions of the last one",
+    "exclusive keys": "TorchRL's batched envs drop what only some agents of an env observe",
+    "some steps": "TorchRL cannot step only some envs whose values are stacked lazily or vary in size; nor can it roll "
+    "out until all are done there, or where a done is nested",
+    "nobody": "TorchRL takes envs with a batch dim of size 0 for envs that are never all done",
     "empty bounds": "TorchRL's Bounded cannot have a batch dim of size 0",
 }
 

@@ -11,7 +11,7 @@ from faces import Face, acting, call, in_thread, masked, observed
 from failing_envs import CountingEnv, Gate, numbered
 from processes import still_alive
 
-from aioenvs import AsyncParallelEnv
+from aioenvs import AsyncParallelEnv, ParallelEnv
 from aioenvs.engine import process
 from aioenvs.errors import ResetNeededError, WorkerDiedError
 
@@ -228,3 +228,14 @@ async def test_the_death_of_the_launcher(process_face: Face) -> None:
             await step_until_it_fails(face, env)
         assert observed(await face.call(env.reset)) == [[i, 1, 0, 0] for i in range(4)]
         assert await in_thread(still_alive, workers) == []
+
+
+def test_a_reset_replaces_a_worker_that_died_between_two_calls() -> None:
+    with ParallelEnv(2, CountingEnv, num_processes=2) as env:
+        env.reset()
+        pid, other = env.pids
+        os.kill(pid, signal.SIGKILL)
+        assert still_alive([psutil.Process(pid)], 5) == []
+        assert env.reset().batch_size == (2,)
+        assert env.pids[1] == other
+        assert env.pids[0] != pid

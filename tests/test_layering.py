@@ -35,7 +35,7 @@ LAYERS = (
         "aioenvs.engine.seeding",
     ),
     ("aioenvs.engine",),
-    ("aioenvs.specs", "aioenvs.mdp", "aioenvs.registry"),
+    ("aioenvs.specs", "aioenvs.mdp", "aioenvs.registry", "aioenvs.storage"),
     ("aioenvs.spaces", "aioenvs.trees"),
     ("aioenvs.rollout", "aioenvs.envs"),
     ("aioenvs.device",),

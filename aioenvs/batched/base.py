@@ -425,8 +425,7 @@ class AsyncEnvs(Described):
             raise KeyError(f"expected the states of {len(names)} envs, but {missing!r} are missing")
         else:
             states = [state_dict] * len(names)
-        defaults = {"strict": True, "assign": False}
-        options = {name: value for name, value in (("strict", strict), ("assign", assign)) if value != defaults[name]}
+        options = {} if strict and not assign else {"strict": strict, "assign": assign}
         await self._perform([Call("load_state_dict", "", (state,), options) for state in states])
 
     async def _perform(self, calls: Sequence[Call]) -> list[Any]:

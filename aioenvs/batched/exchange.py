@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from aioenvs.batched.inputs import InputLeaf, Inputs, mismatch, missing, stored
+from aioenvs.batched.inputs import InputLeaf, Inputs, mismatch, missing
 from aioenvs.batched.signature import EnvSpecs
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
@@ -23,7 +23,8 @@ from aioenvs.engine.metadata import INPUT, NEXT, ROOT, Family
 from aioenvs.engine.spaces import Objects
 from aioenvs.errors import SpecMismatchError
 from aioenvs.specs import NonTensor
-from aioenvs.trees import Key, Tree, nested_key, non_tensor, plain, region_trees
+from aioenvs.storage import array_of
+from aioenvs.trees import Key, Tree, copied, nested_key, non_tensor, plain, region_trees
 
 __all__ = ["Exchange", "Ledger", "Rows", "Values"]
 
@@ -168,12 +169,14 @@ class Exchange:
         kept: list[Key] = []
         loose: Objects = {}
         for region in (INPUT, ROOT):
-            for key in self._ledger.trees[region].leaves:
-                value = self._trees[region].get(td, key)
-                if value is None or key in kept or key in loose:
+            for key, spec in self._ledger.trees[region].leaves.items():
+                if key in kept or key in loose:
+                    continue
+                value = self._known(td, region, key, varies=-1 in spec.shape)
+                if value is None:
                     continue
                 if key in self._arrays[region]:
-                    array = stored(value, self._arrays[region][key].dtype)
+                    array = array_of(value)
                     self._arrays[region][key][targets] = array if rows is None else array[rows]
                     kept.append(key)
                 else:
@@ -183,6 +186,14 @@ class Exchange:
             self.envs[row]: ResetArguments({}, tuple(kept), {key: value[row] for key, value in loose.items()})
             for row in self._indices(rows)
         }
+
+    def _known(self, td: TensorDictBase, region: str, key: Key, *, varies: bool) -> Any:
+        """What a caller has of all envs at a key; a list where sizes vary, None where one has nothing."""
+        tree = self._trees[region]
+        if not varies:
+            return tree.get(td, key)
+        values = [tree.get(part, key) for part in td.unbind(0)]
+        return None if any(value is None for value in values) else values
 
     # -- out --------------------------------------------------------------------------------------------
 
@@ -276,7 +287,9 @@ class Exchange:
             for key in self._loose[region]:
                 found = [objects.get(key) for objects in known]
                 fixed = not isinstance(leaves[key], NonTensor) and -1 not in leaves[key].shape
-                values[key] = torch.stack(self._complete(found, leaves[key])) if fixed else found
+                values[key] = (
+                    torch.stack(self._complete(found, leaves[key])) if fixed else [copied(value) for value in found]
+                )
         return values
 
     @staticmethod

@@ -13,22 +13,12 @@ from tensordict import TensorDictBase
 from aioenvs.engine.spaces import integer_range
 from aioenvs.errors import SpecMismatchError
 from aioenvs.specs import TensorSpec
+from aioenvs.storage import array_of
 from aioenvs.trees import Key, Tree, nested_key
 
-__all__ = ["InputLeaf", "Inputs", "mismatch", "missing", "stored"]
+__all__ = ["InputLeaf", "Inputs", "mismatch", "missing"]
 
 Inputs = dict[Key, Any]  # an array or tensor for all envs, or a list with one value per env
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def stored(value: torch.Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A tensor as the array that keeps it, which has another dtype where numpy lacks the tensor's."""
-    value = value.detach().cpu().resolve_conj().resolve_neg()
-    try:
-        array: NDArray[Any] = value.numpy()
-    except TypeError:
-        array = value.view(WORDS[value.dtype.itemsize]).numpy()
-    return array if array.dtype == dtype else array.view(dtype)
 
 
 class InputLeaf:
@@ -87,9 +77,9 @@ class InputLeaf:
         if not value.is_cpu:
             value = self._fetched(value)
         if not self._native:
-            return stored(value, self._target)
+            return array_of(value)
         if value.requires_grad or value.is_neg() or value.is_conj():
-            return stored(value, self._target)  # integers, which alone have bounds, are none of these
+            return array_of(value)  # integers, which alone have bounds, are none of these
         array: NDArray[Any] = value.numpy()
         if self._bounds is not None and array.size:
             self._check_range(array, *self._bounds)

@@ -230,9 +230,10 @@ class AsyncBatchedEnv(AsyncEnvs):
         Returns:
             The same object.
         """
-        self._device = _checked_device(device)
-        assert self._device is not None
-        torch.empty(0, device=self._device)  # says so now if there is no such device
+        target = _checked_device(device)
+        assert target is not None
+        torch.empty(0, device=target)  # says so now if there is no such device
+        self._device = target
         if self._known_signature is not None:
             self._known_signature = self._known_signature.to(self._device)
         if self._running is not None:

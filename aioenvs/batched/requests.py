@@ -119,8 +119,9 @@ def step_rows(mask: Any, batch_size: torch.Size) -> Rows:
         )
     flat = mask.reshape(count, -1).cpu().numpy()
     whole = flat.all(1)
-    if (whole != flat.any(1)).any():
-        env = int(np.flatnonzero(whole != flat.any(1))[0])
+    parts = flat.any(1) & ~whole
+    if parts.any():
+        env = int(np.flatnonzero(parts)[0])
         raise ValueError(f"'_step' must select whole envs, but selects a part of env {env}")
     return None if whole.all() else np.flatnonzero(whole)
 

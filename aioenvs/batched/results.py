@@ -15,7 +15,7 @@ from aioenvs.batched.signature import EnvSpecs
 from aioenvs.engine.metadata import NEXT, ROOT
 from aioenvs.mdp import CONTROL, Entries, filled, next_root
 from aioenvs.specs import NonTensor
-from aioenvs.trees import Tree, flat_key, nested_key, non_tensor, plain
+from aioenvs.trees import Tree, copied, flat_key, nested_key, non_tensor, plain
 
 __all__ = ["DenseResults", "LazyResults", "Results"]
 
@@ -55,7 +55,7 @@ class _Assembly:
             for kind in ("reward", "action", "done")
         )
         self._excluded = tuple(reward | action)
-        self._masks = (*{nested_key((*flat_key(key)[:-1], "_reset")) for key in done}, "_step", "next")
+        self._masks = (*{"_reset", *(nested_key((*flat_key(key)[:-1], "_reset")) for key in done)}, "_step", "next")
 
     def _placed(self, td: TensorDictBase) -> TensorDictBase:
         if self._device is None:
@@ -102,11 +102,11 @@ class DenseResults(_Assembly):
         )
         self._left_behind = frozenset(CONTROL | inputs)
 
-    def _of(self, entries: Entries) -> TensorDictBase:
+    def _of(self, entries: Entries, names: list[str | None] | None = None) -> TensorDictBase:
         # What the envs answered has the right shapes, so tensordict need not check it again.
         plain = PLAIN.issuperset(map(type, entries.values()))
         make: Callable[..., TensorDict] = TensorDict._new_unsafe if plain else TensorDict
-        return self._placed(make(entries, batch_size=self._batch_size))
+        return self._placed(make(entries, batch_size=self._batch_size, names=names))
 
     def _build(self, region: str, values: Values) -> TensorDictBase:
         return self._placed(self._trees[region].build(values))
@@ -118,7 +118,9 @@ class DenseResults(_Assembly):
             root = self._build(ROOT, values)
             return root if td is None else self._others(td).update(root)
         entries = _nest(values)
-        return self._of(entries if td is None else filled(entries, dict(td.items()), CONTROL))
+        if td is None:
+            return self._of(entries)
+        return self._of(filled(entries, dict(td.items()), CONTROL), td._maybe_names())
 
     def keep_others(self, td: TensorDictBase, rows: NDArray[np.intp], values: Values) -> Values:
         mask = torch.ones(td.batch_size[0], dtype=torch.bool)
@@ -132,7 +134,8 @@ class DenseResults(_Assembly):
                 shape = (-1, *[1] * (value.ndim - 1))
                 kept[key] = torch.where(mask.reshape(shape).to(value.device), given.to(value.device), value)
             else:
-                kept[key] = [old if keep else new for old, new, keep in zip(plain(given), value, mask, strict=True)]
+                olds = zip(plain(given), value, mask, strict=True)
+                kept[key] = [copied(old) if keep else new for old, new, keep in olds]
         return kept
 
     def after_step(
@@ -147,7 +150,8 @@ class DenseResults(_Assembly):
         td.set("next", self._of(filled(_nest(following), others)))
         if root is None:
             return None
-        return self._of(filled(filled(_nest(root), others, self._left_behind), entries, self._left_behind))
+        left_behind = self._left_behind
+        return self._of(filled(filled(_nest(root), others, left_behind), entries, left_behind), td._maybe_names())
 
 
 class LazyResults(_Assembly):
@@ -179,7 +183,7 @@ class LazyResults(_Assembly):
     def keep_others(self, td: TensorDictBase, rows: NDArray[np.intp], values: Sequence[Values]) -> list[Values]:
         kept = []
         for row, (own, trees, value) in enumerate(zip(td.unbind(0), self._trees, values, strict=True)):
-            given = {} if row in rows else {key: plain(old) for key, old in trees[ROOT].read(own).items()}
+            given = {} if row in rows else {key: copied(plain(old)) for key, old in trees[ROOT].read(own).items()}
             kept.append({**value, **given})
         return kept
 

@@ -36,8 +36,8 @@ class Scope:
     def mask_shapes(self) -> dict[NestedKey, torch.Size]:
         """Where the masks of a partial reset may be, and the shape of the flags beside each."""
         index = SpecIndex(self.signature.output_spec, self.signature.input_spec)
-        flags = index.full("done")
-        return {key: flags[group[0]].shape for key, group in zip(index.reset_keys, index.done_keys_groups, strict=True)}
+        groups = zip(index.reset_keys, index.done_keys_groups, strict=True)
+        return {key: _flag_shape(index, group[0]) for key, group in groups}
 
     @property
     def num_seeds(self) -> dict[int, int]:
@@ -105,6 +105,16 @@ class Running:
         own = [homes[place] for place in range(len(envs))]
         results = LazyResults([ledger.specs for ledger in own], [ledger.trees for ledger in own], self.device)
         return LazyExchange(parts), results
+
+
+def _flag_shape(index: SpecIndex, key: NestedKey) -> torch.Size:
+    """The shape of a flag; its sizes are -1 where envs differ in them."""
+    if not index.members:
+        shape: torch.Size = index.full("done")[key].shape
+        return shape
+    shapes = [_flag_shape(member, key) for member in index.members]
+    inner = shapes[0] if len(set(shapes)) == 1 else (-1,) * len(shapes[0])
+    return torch.Size([len(shapes), *inner])
 
 
 def _members(ledger: Ledger, envs: NDArray[np.intp]) -> Rows:

@@ -112,6 +112,21 @@ class BatchedEnvBase(EnvBase):
         return AttributeError(f"the {name} of {self!r} follows from its envs and cannot be set; set it in the envs")
 
     @property
+    def is_spec_locked(self) -> bool:
+        """True: the specs follow from those of the envs."""
+        return True
+
+    @is_spec_locked.setter
+    def is_spec_locked(self, locked: bool) -> None:
+        self.set_spec_lock_(locked)
+
+    def set_spec_lock_(self, mode: bool = True) -> Self:
+        """Only lock the specs, as they are."""
+        if not mode:
+            raise self._read_only("specs")
+        return self
+
+    @property
     def batch_size(self) -> torch.Size:
         """`(num_workers, *bs)`, where `bs` is the batch size of each env."""
         return self._known().batch_size
@@ -244,7 +259,7 @@ class BatchedEnvBase(EnvBase):
         if len(callable_in) == len(found):
             return functools.partial(self.call, name)
         if callable_in:
-            raise AttributeError(f"{name!r} is a method in some of the envs only, such as {callable_in[0]}, of {self!r}")
+            raise AttributeError(f"{name!r} is a method in some of the envs of {self!r} only, such as {callable_in[0]}")
         return [each.value for each in found]
 
     @documented_by(AsyncBatchedEnv.__getitem__)

@@ -146,6 +146,7 @@ def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:
         raise TypeError(
             f"the factory of env {env_index} returned {found}; it must return an env, with methods reset and step"
         )
+    _refuse_coroutines(env, env_index)
     if hasattr(env, "output_spec") and hasattr(env, "input_spec"):
         adapter: EnvAdapter = importlib.import_module("aioenvs.envs.adapter").TensorDictAdapter(
             env, env_index, handling
@@ -270,7 +271,7 @@ class GymAdapter:
         return self._objects[region]
 
     def perform(self, call: Call) -> Any:
-        kind, name, args, kwargs = call
+        kind, name, args, kwargs = _own(call)
         if kind in ("state_dict", "load_state_dict"):
             if not hasattr(self.env, kind):
                 return {}  # a plain Gymnasium env keeps nothing for this
@@ -292,7 +293,21 @@ class GymAdapter:
             self.env.close()
 
 
+def _own(call: Call) -> Call:
+    """A call whose arguments the env shares with nobody, unless they cannot be copied."""
+    try:
+        return copy.deepcopy(call)
+    except Exception:
+        return call
+
+
+def _refuse_coroutines(env: Any, env_index: int) -> None:
+    if inspect.iscoroutinefunction(env.reset) or inspect.iscoroutinefunction(env.step):
+        raise SpecMismatchError(f"env {env_index} ({env!r}) has coroutine methods, which need a coroutine adapter")
+
+
 def _describe(env: Any, env_index: int) -> EnvMetadata:
+    _refuse_coroutines(env, env_index)
     name = str(env)
     for attribute in ("observation_space", "action_space"):
         space = getattr(env, attribute, None)
@@ -300,8 +315,6 @@ def _describe(env: Any, env_index: int) -> EnvMetadata:
             raise SpecMismatchError(
                 f"env {env_index} ({name}) must have a Gymnasium space as its {attribute}, found {space!r}"
             )
-    if inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset):
-        raise SpecMismatchError(f"env {env_index} ({name}) has coroutine methods, which need a coroutine adapter")
     observation = flatten(env.observation_space, observation_key(env.observation_space))
     action = flatten(env.action_space, ACTION)
     outcome = [Leaf(REWARD_KEY, "<f4", (1,)), *(Leaf(key, "|b1", (1,)) for key in DONE_KEYS)]

@@ -57,6 +57,8 @@ class AnsweringPool(Pool):
                 f"{command}: these envs belong to the event loop and process that started them, and this is another "
                 "one; make envs of its own for each, or close these there first"
             )
+        if replacing:
+            await self._caught_up()
         ready = self.slots.acquire(selection.envs, command, replacing=replacing)
         if ready and not (replacing and self.slots.broken(selection.envs)):
             return
@@ -69,6 +71,9 @@ class AnsweringPool(Pool):
         except BaseException:
             self.release(selection)
             raise
+
+    async def _caught_up(self) -> None:
+        """Let the loop notice what happened while it did not run, as between two calls of a sync face."""
 
     @abstractmethod
     async def _revive(self, selection: Selection) -> None:

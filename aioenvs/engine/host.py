@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,6 +43,25 @@ class Outcome:
         for env, error in self.failures.items():
             self.failures[env] = annotate(passable(error), locate(env, command))
         return self
+
+    def converted(self, convert: Callable[[Any], Any], why: str) -> Outcome:
+        """The outcome with all that the envs answered made into something else.
+
+        Args:
+            convert: Makes it, of the objects or the value of one env.
+            why: What it means for an env if it cannot be made; the exception is then its failure.
+        """
+        failures, objects, values = dict(self.failures), {}, {}
+        for env in self.objects.keys() | self.values.keys():
+            try:
+                if env in self.objects:
+                    objects[env] = convert(self.objects[env])
+                if env in self.values:
+                    values[env] = convert(self.values[env])
+            except Exception as error:
+                failures[env] = annotate(passable(error), f"what env {env} answered {why}, so it stays where it is")
+                objects.pop(env, None)
+        return dataclasses.replace(self, failures=failures, objects=objects, values=values)
 
     def raise_failure(self) -> None:
         """Raise the exception of the lowest env that failed, which mentions the others; none if none did."""

@@ -17,7 +17,7 @@ import cloudpickle
 
 from aioenvs.engine.adapters import Handling
 from aioenvs.engine.answering import AnsweringPool, all_or_none
-from aioenvs.engine.failure import annotate, passable, summary
+from aioenvs.engine.failure import passable, summary
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.layout import Layout
 from aioenvs.engine.metadata import EnvMetadata
@@ -183,7 +183,7 @@ class HostThread:
         if opcode is Opcode.SEED:
             return self._host.seed(positions, values)
         if opcode is Opcode.CALL:
-            return _detached(self._host.perform(positions, values))
+            return self._host.perform(positions, values).converted(_copy, "cannot be copied for the caller")
         return self._host.step(positions, values, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
 
 
@@ -324,19 +324,6 @@ def _allocate(nbytes: int) -> bytearray:
 
 def _closed(thread: HostThread) -> ClosedError:
     return ClosedError(f"{describe_envs(thread.envs)} were closed while {thread.last_command.name.lower()} was pending")
-
-
-def _detached(outcome: Outcome) -> Outcome:
-    """The outcome with values that the envs do not share; what cannot be copied is its env's failure."""
-    values, outcome.values = outcome.values, {}
-    for env, value in values.items():
-        try:
-            outcome.values[env] = _copy(value)
-        except BaseException as error:
-            outcome.failures[env] = annotate(
-                passable(error), f"what env {env} answered cannot be copied for the caller, so it stays where it is"
-            )
-    return outcome
 
 
 def _copy(value: Any) -> Any:

@@ -95,7 +95,7 @@ class _Worker:
             return Frame(code, sequence, generation, (), body)
         try:
             counts, body = _encode(self._command(opcode, positions, body), opcode.name.lower())
-        except Exception as error:  # values that cannot be rebuilt here, or not be sent back
+        except Exception as error:  # values that cannot be rebuilt here, or are too large to be sent back
             failures: dict[int, BaseException] = dict.fromkeys(self._host.indices(positions), error)
             counts, body = _encode(Outcome(failures=failures), opcode.name.lower())
         return Frame(Opcode.DONE, sequence, generation, counts, body)
@@ -158,11 +158,25 @@ def _encode(outcome: Outcome, command: str) -> tuple[tuple[int, ...], bytes]:
     counts = (outcome.finished, round(100 * outcome.waiting)) if outcome.finished or outcome.waiting else ()
     if not outcome.failures and not outcome.objects and not outcome.values:
         return counts, b""
-    failures = {env: capture(error, env, command) for env, error in outcome.failures.items()}
-    body: bytes = cloudpickle.dumps((failures, outcome.objects, outcome.values))
+    try:
+        body = _pickled(outcome, command)
+    except Exception:  # what one env answered is no reason to lose what the others did
+        body = _pickled(outcome.converted(_sendable, "cannot be pickled for the caller"), command)
     if len(body) > MAX_BODY:
         raise ValueError(f"the envs of one process answered with {len(body)} bytes, more than {MAX_BODY}")
     return counts, body
+
+
+def _pickled(outcome: Outcome, command: str) -> bytes:
+    failures = {env: capture(error, env, command) for env, error in outcome.failures.items()}
+    body: bytes = cloudpickle.dumps((failures, outcome.objects, outcome.values))
+    return body
+
+
+def _sendable(answer: Any) -> Any:
+    """The same, if it can be pickled."""
+    cloudpickle.dumps(answer)
+    return answer
 
 
 def _share(metadata: Sequence[Any]) -> list[Any]:

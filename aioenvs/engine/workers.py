@@ -219,6 +219,12 @@ class WorkerPool(AnsweringPool):
         worker.channel.fail(error)
         self._wake()
 
+    async def _caught_up(self) -> None:
+        for _ in range(
+            2
+        ):  # one turn for the end of its pipe and the report of its exit, one for what follows from them
+            await asyncio.sleep(0)
+
     async def _revive(self, selection: Selection) -> None:
         """Replace the dead workers of these envs; their other envs then need a reset of their own.
 

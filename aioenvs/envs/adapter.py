@@ -19,11 +19,10 @@ from aioenvs.engine.streams import NUMPY, PYTHON, Generator, Streams
 from aioenvs.envs.base import EnvBase
 from aioenvs.errors import ResetNeededError, SpecMismatchError
 from aioenvs.specs import NonTensor, TensorSpec
-from aioenvs.trees import Key, Tree, flat_key, nested_key, plain, region_trees
+from aioenvs.storage import storage_dtype, tensor_of
+from aioenvs.trees import Key, Tree, copied, deep_copied, flat_key, nested_key, plain, region_trees
 
-__all__ = ["TensorDictAdapter", "as_tensor", "storage"]
-
-WORDS = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+__all__ = ["TensorDictAdapter"]
 
 
 def _torch_state(seed: int) -> torch.Tensor:
@@ -31,21 +30,6 @@ def _torch_state(seed: int) -> torch.Tensor:
 
 
 TORCH = Generator(torch.get_rng_state, torch.set_rng_state, _torch_state)
-
-
-def storage(dtype: torch.dtype | None) -> str:
-    """The numpy dtype under which tensors of this dtype are stored; one of the same size where numpy has no such."""
-    try:
-        return torch.empty(0, dtype=dtype).numpy().dtype.str
-    except TypeError:
-        assert dtype is not None
-        return WORDS[dtype.itemsize]
-
-
-def as_tensor(array: Any, dtype: torch.dtype | None) -> torch.Tensor:
-    """A stored array as a tensor of its true dtype; it shares the memory."""
-    tensor = torch.from_numpy(array)
-    return tensor if tensor.dtype is dtype or dtype is None else tensor.view(dtype)
 
 
 class TensorDictAdapter:
@@ -61,6 +45,8 @@ class TensorDictAdapter:
         self.env = env
         self.env_index = env_index
         self._by_reference = handling.by_reference
+        self._is_batch = hasattr(type(env), "set_attr")
+        self._keeps_grad = handling.keeps_grad
         self._grads = contextlib.nullcontext() if handling.keeps_grad else torch.no_grad()
         self._trees = region_trees(env.output_spec, env.input_spec)
         self._known = Tree.of(env.full_observation_spec, env.full_done_spec, env.full_state_spec)
@@ -82,7 +68,7 @@ class TensorDictAdapter:
         for region, tree in self._trees.items():
             leaves = tree.leaves.items()
             fixed[region] = tuple(
-                Leaf(key, storage(spec.dtype), tuple(spec.shape)) for key, spec in leaves if self._is_fixed(spec)
+                Leaf(key, storage_dtype(spec.dtype), tuple(spec.shape)) for key, spec in leaves if self._is_fixed(spec)
             )
             loose[region] = {
                 key: (str(spec.dtype), tuple(spec.shape)) for key, spec in leaves if not self._is_fixed(spec)
@@ -104,7 +90,7 @@ class TensorDictAdapter:
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         for region, tree in self._trees.items():
             self._rows[region] = {
-                key: as_tensor(array[row : row + 1].reshape(array.shape[1:]), tree.leaves[key].dtype)
+                key: tensor_of(array[row : row + 1].reshape(array.shape[1:]), tree.leaves[key].dtype)
                 for key, array in arrays[region].items()
             }
 
@@ -114,8 +100,10 @@ class TensorDictAdapter:
             self.env.set_seed(seed)
 
     def reset(self, arguments: ResetArguments) -> None:
-        kwargs = copy.deepcopy(dict(arguments.kwargs))
-        if "seed" in kwargs:
+        kwargs = self._received(dict(arguments.kwargs))
+        if "seed" in kwargs and self._is_batch:  # which replaces dead workers before it seeds their envs
+            self._streams.seed(kwargs["seed"])
+        elif "seed" in kwargs:
             self.seed(kwargs.pop("seed"))
         self._failed = True
         with self._streams, self._grads:
@@ -133,7 +121,7 @@ class TensorDictAdapter:
         td = self._known.build(values)
         for key, value in values.items():
             if key not in self._known.leaves:  # a mask
-                td.set(nested_key(key), torch.as_tensor(value))
+                td.set(nested_key(key), torch.tensor_of(value))
         return self._placed(td)
 
     def step(self, maybe_reset: bool) -> bool:
@@ -168,9 +156,7 @@ class TensorDictAdapter:
             if value is None:
                 raise self._mismatch(key, f"a value by the env's {region} spec", f"the keys {_keys(td)!r}")
             if isinstance(spec, NonTensor):
-                objects[key] = (
-                    plain(value) if self._by_reference else copy.deepcopy(plain(value))
-                )  # the env may reuse it
+                objects[key] = copied(plain(value))  # the env may reuse it
                 continue
             self._check(key, spec, value)
             if key in rows:
@@ -204,12 +190,14 @@ class TensorDictAdapter:
 
     def perform(self, call: Call) -> Any:
         kind, name = call.kind, call.name
-        args, kwargs = [self._received(each) for each in call.args], {k: self._received(v) for k, v in call.kwargs.items()}
+        args, kwargs = self._received((call.args, dict(call.kwargs)))
         with self._streams, self._grads:
             if kind == "get":
                 found = getattr(self.env, name)
                 return Attribute(True) if callable(found) else Attribute(False, found)
             if kind == "set":
+                if self._is_batch:  # its envs have the attribute
+                    return self.env.set_attr(name, *args)
                 getattr(self.env, name)
                 return setattr(self.env, name, *args)
             if kind == "state_dict":
@@ -220,10 +208,8 @@ class TensorDictAdapter:
             return getattr(self.env, name)(*args, **kwargs)
 
     def _received(self, value: Any) -> Any:
-        """An argument as the env's own, shared with no other env and no caller, except for what has gradients."""
-        if self._by_reference and isinstance(value, torch.Tensor) and value.requires_grad:
-            return value
-        return copy.deepcopy(value)
+        """Arguments as the env's own, shared with no other env and no caller, except for what has gradients."""
+        return deep_copied(value) if self._keeps_grad else copy.deepcopy(value)
 
     def close(self) -> None:
         if not getattr(self.env, "is_closed", False):
@@ -242,11 +228,7 @@ def _deciding(keys: list[Key]) -> tuple[Key, ...]:
 
 def _own(value: Any) -> Any:
     """A copy that keeps its place in a graph of gradients."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy())
-    return copy.deepcopy(value)
+    return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else copied(value)
 
 
 def _keys(td: TensorDictBase) -> list[Any]:

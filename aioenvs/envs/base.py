@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -25,6 +26,12 @@ Env = TypeVar("Env", bound="EnvBase")
 
 class _EnvMeta(ABCMeta):
     """Completes and locks an env's specs when the last of its constructors is through."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of the constructor of the class, for those who ask for the signature of the class."""
+        own = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return own.replace(parameters=list(own.parameters.values())[1:], return_annotation=inspect.Signature.empty)
 
     def __call__(  # type: ignore[misc]  # the classes are those of envs
         cls: type[Env], *args: Any, spec_locked: bool = True, auto_reset: bool = False, **kwargs: Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -11,11 +11,13 @@ from tensordict import NonTensorStack, TensorDictBase
 
 from aioenvs.envs.described import NestedKey, by_depth
 from aioenvs.errors import SpecMismatchError
-from aioenvs.specs import Composite, NonTensor
+from aioenvs.specs import Composite, NonTensor, StackedComposite
 
 __all__ = ["check_async_env_specs", "check_env_specs"]
 
 MAX_STEPS = 3
+ROOT = ("observation", "done", "state", "action")
+NEXT = ("observation", "reward", "done")
 
 
 def check_env_specs(
@@ -96,7 +98,8 @@ def _rollouts(
     """The arguments of the rollouts to make, of which each step is compared."""
 
     def compare(env: Any, row: TensorDictBase) -> None:
-        differences = _key_differences(env.fake_tensordict(), row) or _value_differences(env, row, check_dtype)
+        specs = {kind: getattr(env, f"full_{kind}_spec") for kind in (*ROOT, *NEXT)}
+        differences = _differences(specs, env.fake_tensordict(), row, env.device, check_dtype)
         if differences:
             raise SpecMismatchError("\n".join([f"what {env!r} gives differs from its specs:", *differences]))
 
@@ -108,6 +111,23 @@ def _rollouts(
             "auto_reset": start is None,
             "break_when_any_done": stops,
         }
+
+
+def _differences(
+    specs: Mapping[str, Composite], fake: TensorDictBase, row: TensorDictBase, device: Any, check_dtype: bool
+) -> list[str]:
+    """How a step's result differs from the specs; envs that differ are looked at one by one."""
+    stacked = next((spec for spec in specs.values() if isinstance(spec, StackedComposite)), None)
+    if stacked is None:
+        return _key_differences(fake, row) or _value_differences(specs, row, device, check_dtype)
+    dim = stacked.stack_dim
+    members = zip(*(spec.unbind(dim) for spec in specs.values()), strict=True)
+    triples = zip(members, fake.unbind(dim), row.unbind(dim), strict=True)
+    return [
+        f"[{place}] {text}"
+        for place, (own, fake_part, part) in enumerate(triples)
+        for text in _differences(dict(zip(specs, own, strict=True)), fake_part, part, device, check_dtype)
+    ]
 
 
 def _key_differences(fake: TensorDictBase, row: TensorDictBase) -> list[str]:
@@ -129,16 +149,15 @@ def _is_leaf(kind: type) -> bool:
     return not issubclass(kind, TensorDictBase) or issubclass(kind, NonTensorStack)
 
 
-def _value_differences(env: Any, row: TensorDictBase, check_dtype: bool) -> list[str]:
+def _value_differences(
+    specs: Mapping[str, Composite], row: TensorDictBase, device: Any, check_dtype: bool
+) -> list[str]:
     found = []
-    for where, td, kinds in (
-        ("root", row, ("observation", "done", "state", "action")),
-        ("next", row.get("next"), ("observation", "reward", "done")),
-    ):
-        lead = td.batch_size[: td.ndim - env.batch_dims]
+    for where, td, kinds in (("root", row, ROOT), ("next", row.get("next"), NEXT)):
         for kind in kinds:
-            spec = getattr(env, f"full_{kind}_spec")
-            texts = _layout_differences(spec, td, lead, env.device) or [
+            spec = specs[kind]
+            lead = td.batch_size[: td.ndim - spec.ndim]
+            texts = _layout_differences(spec, td, lead, device) or [
                 text for text in spec.differences(td) if check_dtype or "expected dtype" not in text
             ]
             found += [f"{kind}, at {where}: {text}" for text in texts]

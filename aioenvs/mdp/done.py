@@ -7,7 +7,7 @@ node hide those of the nodes inside it; so an env with a `done` at its root is o
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,12 +65,7 @@ def any_done(td: TensorDictBase, done_keys: Sequence[NestedKey]) -> bool:
     """
     if isinstance(td, LazyStackedTensorDict):
         return any(any_done(part, done_keys) for part in td.tensordicts)
-    for path, names in _ruling(tuple(done_keys)):
-        node: Any = td.get(path, None) if path else td
-        flag = None if node is None else _flag(node, names, td.ndim, every=False)
-        if flag is not None and flag.any():
-            return True
-    return False
+    return any(bool(flag.any()) for flag in _ruling_flags(td, done_keys, every=False))
 
 
 def done_mask(td: TensorDictBase, done_keys: Sequence[NestedKey], *, every: bool = False) -> torch.Tensor:
@@ -86,12 +81,23 @@ def done_mask(td: TensorDictBase, done_keys: Sequence[NestedKey], *, every: bool
     """
     if isinstance(td, LazyStackedTensorDict):
         return torch.stack([done_mask(part, done_keys, every=every) for part in td.tensordicts], td.stack_dim)
-    nodes = ((td.get(path, None) if path else td, names) for path, names in _ruling(tuple(done_keys)))
-    flags = (_flag(node, names, td.ndim, every) for node, names in nodes if node is not None)
-    masks = [flag for flag in flags if flag is not None]
+    masks = list(_ruling_flags(td, done_keys, every=every))
     if not masks:
         return torch.zeros(td.batch_size, dtype=torch.bool, device=td.device)
     return functools.reduce(torch.logical_and if every else torch.logical_or, masks)
+
+
+def _ruling_flags(td: TensorDictBase, done_keys: Sequence[NestedKey], *, every: bool) -> Iterator[torch.Tensor]:
+    """The flags of the nodes that no other node with flags hides, each as one of the dims of `td`."""
+    found: list[Path] = []
+    for path, names in _nodes_of(tuple(done_keys)).items():
+        if any(path[: len(outer)] == outer for outer in found):
+            continue
+        node: Any = td.get(path, None) if path else td
+        flag = None if node is None else _flag(node, names, td.ndim, every)
+        if flag is not None:
+            found.append(path)
+            yield flag
 
 
 def _flag(node: Any, names: Iterable[str], ndim: int, every: bool) -> torch.Tensor | None:

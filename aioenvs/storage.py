@@ -1,0 +1,36 @@
+"""Tensors as the arrays that keep them. Where numpy lacks a dtype, the array has one of the same size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["array_of", "storage_dtype", "tensor_of"]
+
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def storage_dtype(dtype: torch.dtype | None) -> str:
+    """The name of the numpy dtype under which tensors of this dtype are kept.
+
+    >>> storage_dtype(torch.float32), storage_dtype(torch.bfloat16)
+    ('<f4', '<i2')
+    """
+    return array_of(torch.empty(0, dtype=dtype)).dtype.str
+
+
+def array_of(tensor: torch.Tensor) -> NDArray[Any]:
+    """A tensor as it is kept; on the CPU it shares the memory."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    try:
+        return tensor.numpy()
+    except TypeError:
+        return tensor.view(WORDS[tensor.dtype.itemsize]).numpy()
+
+
+def tensor_of(array: NDArray[Any], dtype: torch.dtype | None) -> torch.Tensor:
+    """What is kept in an array, as a tensor of its true dtype that shares the memory."""
+    tensor = torch.from_numpy(array)
+    return tensor if dtype is None or tensor.dtype is dtype else tensor.view(dtype)
