@@ -98,7 +98,12 @@ def _add_run_command(commands: "argparse._SubParsersAction[_Parser]") -> None:
     add, count, workers = run.add_argument, _integer(1), _integer(1, MAX_WORKERS)
     add("env_id", metavar="ENV_ID", help="a Gymnasium id such as CartPole-v1, or module:id")
     add("--num-workers", type=workers, metavar="N", help="number of environments (default: 8)")
-    add("--num-processes", type=count, metavar="N", help="processes that host them (default: one a core), or threads (one each)")
+    add(
+        "--num-processes",
+        type=count,
+        metavar="N",
+        help="processes that host them (default: one a core), or threads (one each)",
+    )
     add("--steps", type=count, metavar="N", help="steps of each environment (default: 1000)")
     add("--seed", type=_integer(0, MAX_SEED), metavar="S", help="makes environments and actions repeatable")
     add("--backend", choices=["process", "thread", "serial"], help="where environments live (default: process)")

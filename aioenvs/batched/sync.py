@@ -17,6 +17,7 @@ from tensordict import TensorDictBase
 from aioenvs.batched.aio import AsyncParallelEnv, AsyncSerialEnv, is_single, without_hosts
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.owner import AsyncBatchedEnv
+from aioenvs.batched.statistics import Statistics
 from aioenvs.batched.views import AsyncView
 from aioenvs.engine.portal import Immediate, LoopPortal, Portal
 from aioenvs.envs.base import EnvBase
@@ -217,6 +218,14 @@ class BatchedEnvBase(EnvBase):
     def set_attr(self, name: str, values: Any) -> None:
         self._run(self._env.set_attr(name, values))
 
+    def statistics(self) -> Statistics:
+        """What the envs have done since they were started.
+
+        Raises:
+            AioEnvsError: If they are not running.
+        """
+        return self._env.statistics()
+
     @documented_by(AsyncEnvs.render)
     def render(self) -> list[Any]:
         values: list[Any] = self._run(self._env.render())
@@ -244,7 +253,9 @@ class BatchedEnvBase(EnvBase):
         if len(callable_in) == len(found):
             return functools.partial(self.call, name)
         if callable_in:
-            raise AttributeError(f"{name!r} is a method in some of the envs only, such as {callable_in[0]}, of {self!r}")
+            raise AttributeError(
+                f"{name!r} is a method in some of the envs only, such as {callable_in[0]}, of {self!r}"
+            )
         return [each.value for each in found]
 
     @documented_by(AsyncBatchedEnv.__getitem__)

@@ -204,7 +204,10 @@ class TensorDictAdapter:
 
     def perform(self, call: Call) -> Any:
         kind, name = call.kind, call.name
-        args, kwargs = [self._received(each) for each in call.args], {k: self._received(v) for k, v in call.kwargs.items()}
+        args, kwargs = (
+            [self._received(each) for each in call.args],
+            {k: self._received(v) for k, v in call.kwargs.items()},
+        )
         with self._streams, self._grads:
             if kind == "get":
                 found = getattr(self.env, name)

@@ -98,10 +98,14 @@ class SpecIndex:
     @functools.cached_property
     def is_dynamic(self) -> bool:
         """Whether the size of something varies: a shape has a -1."""
-        return any(member.is_dynamic for member in self.members) if self.members else any(
-            spec is not None and -1 in spec.shape
-            for parent in (self.output_spec, self.input_spec)
-            for spec in parent.values(include_nested=True)
+        return (
+            any(member.is_dynamic for member in self.members)
+            if self.members
+            else any(
+                spec is not None and -1 in spec.shape
+                for parent in (self.output_spec, self.input_spec)
+                for spec in parent.values(include_nested=True)
+            )
         )
 
 
