@@ -62,6 +62,12 @@ class AsyncParallelEnv(AsyncBatchedEnv):
         mp_start_method: "forkserver" (default: workers are forked from a small clean process), "spawn" (a fresh
             interpreter for each) or "fork" (a copy of this process, whose factories then need not be pickled).
         allow_step_when_done: Only False is possible; an env needs a reset after its episode's end.
+        on_worker_death: "raise" (default: a `WorkerDiedError`; the envs of the dead worker raise until they are reset,
+            which builds them anew), or "restart" (they are built anew and reset at once; the step that was lost comes
+            back with `truncated` set, the last known observation and no reward, and a step of an env that was lost
+            with others of its process does so, too). With "restart", a worker that exceeds `step_timeout` is killed.
+        max_restarts: How often each worker may be restarted with "restart", before its death raises after all. One that
+            dies soon after its start again and again is restarted later and later.
         step_timeout: Seconds that a command may take, None for as long as it likes.
         start_timeout: Seconds that a worker may take to build its envs.
         close_timeout: Seconds that the envs may take to close, before their processes are killed.
@@ -101,6 +107,8 @@ class AsyncParallelEnv(AsyncBatchedEnv):
         serial_for_single: bool = False,
         mp_start_method: str | None = None,
         allow_step_when_done: bool = False,
+        on_worker_death: str = "raise",
+        max_restarts: int = 10,
         step_timeout: float | None = None,
         start_timeout: float | None = 60.0,
         close_timeout: float = 5.0,
@@ -120,6 +128,8 @@ class AsyncParallelEnv(AsyncBatchedEnv):
             num_threads=num_threads,
             num_sub_threads=num_sub_threads,
             allow_step_when_done=allow_step_when_done,
+            on_worker_death=on_worker_death,
+            max_restarts=max_restarts,
         )
         super().__init__(config, device)
 

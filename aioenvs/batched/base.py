@@ -23,6 +23,7 @@ from aioenvs.batched.requests import (
 )
 from aioenvs.batched.scope import Scope
 from aioenvs.batched.signature import Signature
+from aioenvs.batched.statistics import Statistics
 from aioenvs.engine.adapters import Attribute, Call
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Pool, Selection
@@ -263,11 +264,14 @@ class AsyncEnvs(Described):
         await pool.hold(chosen, "step_and_maybe_reset" if maybe_reset else "step")
         try:
             outcome = Outcome()
+            known = exchange.latest() if pool.restarts else None
             if chosen.indices:
                 loose = exchange.write_inputs(inputs, rows)  # type: ignore[arg-type]
                 exchange.before_step(rows, maybe_reset=maybe_reset)
                 outcome = await pool.step(chosen, loose, maybe_reset=maybe_reset)
-            following = exchange.step_result(rows, outcome)
+            following: Any = exchange.step_result(rows, outcome)
+            if outcome.lost:
+                following = exchange.with_losses(following, known, scope.rows(outcome.lost), outcome)
             root = exchange.root_result(following, outcome) if maybe_reset else None
         finally:
             pool.release(chosen)
@@ -396,6 +400,27 @@ class AsyncEnvs(Described):
         """
         each = each_of(values, self.num_workers, "values")
         await self._perform([Call("set", name, (value,)) for value in each])
+
+    def statistics(self) -> Statistics:
+        """What the envs have done since they were started.
+
+        Raises:
+            AioEnvsError: If they are not running.
+        """
+        scope = self._running_scope
+        if scope is None:
+            raise AioEnvsError(f"{self!r} has no statistics while it is not running")
+        pool, envs = scope.pool, scope.envs.tolist()
+        steps, episodes = scope.exchange.counts()
+        times = [pool.times[pool.host_of(env)] for env in envs]
+        return Statistics(
+            steps=steps,
+            episodes=episodes,
+            restarts=tuple(pool.replaced[pool.host_of(env)] for env in envs),
+            mean_step_seconds=tuple(each.total / each.count if each.count else 0.0 for each in times),
+            max_step_seconds=tuple(each.longest for each in times),
+            states=tuple(pool.slots.state(env).value for env in envs),
+        )
 
     async def render(self) -> list[Any]:
         """What the `render` of every env returns."""

@@ -21,6 +21,7 @@ __all__ = ["BatchConfig", "available_cores"]
 
 BACKENDS = ("process", "thread", "serial")
 START_METHODS = ("forkserver", "spawn", "fork")
+ON_WORKER_DEATH = ("raise", "restart")
 ENV_METHODS = ("reset", "step")
 STARTS_PER_CORE = 4  # fresh interpreters that import at the same time; more of them would only slow each other down
 
@@ -38,6 +39,7 @@ class BatchConfig:
         on_disk: Whether the block is a file.
         num_threads: Threads of torch in this process while the envs are open; None to leave them alone.
         num_sub_threads: Threads of torch in each worker.
+        max_restarts: How often a worker that died is restarted unasked; None for never.
     """
 
     factories: tuple[Any, ...]
@@ -51,6 +53,7 @@ class BatchConfig:
     on_disk: bool = False
     num_threads: int | None = None
     num_sub_threads: int = 1
+    max_restarts: int | None = None
 
     @classmethod
     def of(
@@ -68,6 +71,8 @@ class BatchConfig:
         shared_memory: bool | None = None,
         memmap: bool = False,
         allow_step_when_done: bool = False,
+        on_worker_death: str = "raise",
+        max_restarts: int = 10,
         **options: bool | None,
     ) -> BatchConfig:
         """Check the arguments of a batched env; the options are further attributes.
@@ -99,6 +104,7 @@ class BatchConfig:
             on_disk=memmap or shared_memory is False,
             num_threads=num_threads,
             num_sub_threads=num_sub_threads,
+            max_restarts=_max_restarts(backend, on_worker_death, max_restarts),
             **options,
         )
 
@@ -139,6 +145,16 @@ def _check_timeouts(timeouts: Timeouts) -> Timeouts:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise ValueError(f"{name}_timeout must be a positive number of seconds, got {value!r}")
     return timeouts
+
+
+def _max_restarts(backend: str, on_worker_death: str, max_restarts: Any) -> int | None:
+    if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 0:
+        raise ValueError(f"max_restarts must be an integer of at least 0, got {max_restarts!r}")
+    if _choice("on_worker_death", on_worker_death, ON_WORKER_DEATH) == "raise":
+        return None
+    if backend != "process":
+        raise TypeError(f"on_worker_death={on_worker_death!r} has no meaning for envs that run in this process")
+    return max_restarts
 
 
 def _choice(name: str, value: str, choices: Sequence[str]) -> str:

@@ -47,8 +47,12 @@ class Ledger:
         self.arrays = arrays
         self.home = np.full(len(family.envs), IN_ROOT, np.uint8)
         self.objects: list[Objects] = [{} for _ in family.envs]
+        self.steps = np.zeros(len(family.envs), np.int64)
+        self.episodes = np.zeros(len(family.envs), np.int64)
         self.specs = EnvSpecs.of(family.metadata)
         self.trees = region_trees(self.specs.output_spec, self.specs.input_spec)
+        others = Tree.of(self.specs.full("observation"), self.specs.full("reward")).leaves
+        self.done_leaves = frozenset(key for key in self.trees[ROOT].leaves if key not in others)
         # Leaves that are kept under another dtype, since numpy does not have theirs.
         self.foreign = {
             region: [
@@ -220,6 +224,7 @@ class Exchange:
         """The outcome of a step, by key; rows that were not stepped hold their latest values and no reward."""
         if outcome.objects:
             self._note(outcome, NEXT)
+        self._count(rows, outcome)
         arrays = self._copy(NEXT)
         if rows is None:
             return self._values(NEXT, arrays)
@@ -228,8 +233,60 @@ class Exchange:
         self._replace(arrays, np.flatnonzero(others & self._in_root()))
         values = self._values(NEXT, arrays)
         for key in self._rewards:
-            values[key] = _without(values[key], others)
+            values[key] = _filled(values[key], others, 0)
         return values
+
+    def _count(self, rows: Rows, outcome: Outcome) -> None:
+        """Count the steps that came back, and the episodes that ended with them."""
+        ledger, finished = self._ledger, self._finished()
+        if not outcome.failures and not outcome.lost:
+            targets = self._targets(rows)
+            ledger.steps[targets] += 1
+            ledger.episodes[targets] += finished[targets]
+            return
+        for row in self._indices(rows):
+            env, place = self.envs[row], self._places[row]
+            if env not in outcome.failures:
+                ledger.steps[place] += 1
+                ledger.episodes[place] += env in outcome.lost or finished[place]
+
+    def _finished(self) -> NDArray[np.bool_]:
+        """For each env of the family whether its last step ended an episode."""
+        if self._flag is not None:
+            return self._flag
+        if self._done:
+            flags: NDArray[np.bool_] = np.logical_or.reduce([done.any(1) for done in self._done])
+            return flags
+        keys, known = self._ledger.family.metadata.done_keys, self._ledger.objects
+        return np.array([any(bool(own[key].any()) for key in keys if key in own) for own in known], np.bool_)
+
+    def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """How many steps came back from each env, and how many of them ended an episode."""
+        places = self._targets(None)
+        return tuple(self._ledger.steps[places].tolist()), tuple(self._ledger.episodes[places].tolist())
+
+    def with_losses(self, following: Values, known: Any, rows: NDArray[np.intp], outcome: Outcome) -> Values:
+        """The outcome of a step in which some envs were lost: what was known of them before, truncated, no reward.
+
+        Args:
+            following: The outcome.
+            known: What was known before the step.
+            rows: Which were lost; they have been reset since.
+            outcome: What came of the command.
+        """
+        self.after_reset(rows, outcome)
+        lost = np.zeros(len(self.envs), np.bool_)
+        lost[rows] = True
+        done = self._ledger.done_leaves
+        replaced = {}
+        for key, value in following.items():
+            if key in done:
+                replaced[key] = _filled(value, lost, key[-1] != "terminated")
+            elif key in self._rewards:
+                replaced[key] = _filled(value, lost, 0)
+            else:
+                replaced[key] = _chosen(lost, known[key], value)
+        return replaced
 
     def root_result(self, following: Any, outcome: Outcome) -> Values:
         """The root of the next step: what came of the last one, except where the env was reset since."""
@@ -247,11 +304,8 @@ class Exchange:
         home = self._ledger.home
         if not self._done:
             return np.zeros(len(self.envs), np.bool_)
-        flags = self._flag
-        if flags is None:
-            flags = np.logical_or.reduce([done.any(1) for done in self._done])
         # By the numbers: IN_NEXT + done < WHERE_DONE_SAYS + done, which reaches IN_ROOT only where done is true.
-        in_root: NDArray[np.bool_] = home + flags >= IN_ROOT
+        in_root: NDArray[np.bool_] = home + self._finished() >= IN_ROOT
         return in_root if self._members is None else in_root[self._members]
 
     def latest(self) -> Values:
@@ -345,9 +399,19 @@ def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _without(values: Any, others: NDArray[np.bool_]) -> Any:
-    """Rewards, with none where there was no step."""
+def _filled(values: Any, rows: NDArray[np.bool_], filling: float) -> Any:
+    """Values with all of these rows the same."""
     if isinstance(values, torch.Tensor):
-        mask = torch.from_numpy(others).to(values.device).reshape(-1, *[1] * (values.ndim - 1))
-        return values.masked_fill(mask, 0)
-    return [torch.zeros_like(value) if other else value for value, other in zip(values, others, strict=True)]
+        return values.masked_fill(_mask(rows, values), filling)
+    return [torch.full_like(value, filling) if row else value for value, row in zip(values, rows, strict=True)]
+
+
+def _chosen(rows: NDArray[np.bool_], new: Any, old: Any) -> Any:
+    """The new values in these rows, the old ones in the others."""
+    if isinstance(old, torch.Tensor):
+        return torch.where(_mask(rows, old), new, old)
+    return [a if row else b for row, a, b in zip(rows, new, old, strict=True)]
+
+
+def _mask(rows: NDArray[np.bool_], values: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(rows).to(values.device).reshape(-1, *[1] * (values.ndim - 1))

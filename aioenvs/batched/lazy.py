@@ -70,12 +70,30 @@ class LazyExchange:
         """See `Exchange.step_result`."""
         return self._merged([part.step_result(local, outcome) for local, part in self._local(rows)])
 
+    def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See `Exchange.counts`."""
+        steps, episodes = [0] * self._count, [0] * self._count
+        for places, part in self._parts:
+            for place, taken, ended in zip(places.tolist(), *part.counts(), strict=True):
+                steps[place], episodes[place] = taken, ended
+        return tuple(steps), tuple(episodes)
+
+    def with_losses(
+        self, following: Sequence[Values], known: Any, rows: NDArray[np.intp], outcome: Outcome
+    ) -> list[Values]:
+        """See `Exchange.with_losses`."""
+        results = []
+        for (local, part), (places, _) in zip(self._local(rows), self._parts, strict=True):
+            assert local is not None
+            own, before = (_columns([each[place] for place in places]) for each in (following, known))
+            results.append(part.with_losses(own, before, local, outcome))
+        return self._merged(results)
+
     def root_result(self, following: Any, outcome: Outcome) -> list[Values]:
         """See `Exchange.root_result`."""
         results = []
         for places, part in self._parts:
-            own = {key: [following[place][key] for place in places] for key in following[places[0]]}
-            results.append(part.root_result(own, outcome))
+            results.append(part.root_result(_columns([following[place] for place in places]), outcome))
         return self._merged(results)
 
     def latest(self) -> list[Values]:
@@ -105,3 +123,8 @@ class LazyExchange:
                 for row, place in enumerate(places.tolist()):
                     merged[place][key] = value[row]
         return merged
+
+
+def _columns(rows: Sequence[Values]) -> Values:
+    """One mapping of lists instead of a list of mappings."""
+    return {key: [row[key] for row in rows] for key in rows[0]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -129,9 +130,11 @@ class AsyncBatchedEnv(AsyncEnvs):
             return InlinePool(config.factories, config.kwargs, yields=self._yields)
         if config.backend == "thread":
             return ThreadPool(config.groups, config.factories, config.kwargs, timeouts=config.timeouts)
-        from aioenvs.engine.workers import WorkerPool  # needs what Windows does not have
+        from aioenvs.engine.restarting import RestartingPool  # these need what Windows does not have
+        from aioenvs.engine.workers import WorkerPool
 
-        return WorkerPool(
+        make = WorkerPool if config.max_restarts is None else partial(RestartingPool, max_restarts=config.max_restarts)
+        return make(
             config.groups,
             config.factories,
             config.kwargs,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,10 @@ class Scope:
     def num_seeds(self) -> dict[int, int]:
         """How many seeds of a chain each env uses up, by index, in the order of the batch."""
         return {env: self.pool.metadata[env].num_seeds for env in self.envs.tolist()}
+
+    def rows(self, envs: Collection[int]) -> NDArray[np.intp]:
+        """The rows of the batch in which these envs are, as far as they are in it."""
+        return np.flatnonzero(np.isin(self.envs, list(envs)))
 
     def select(self, rows: Rows) -> Selection:
         """The envs in these rows of the batch."""

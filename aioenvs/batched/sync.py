@@ -17,6 +17,7 @@ from tensordict import TensorDictBase
 from aioenvs.batched.aio import AsyncParallelEnv, AsyncSerialEnv, is_single, without_hosts
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.owner import AsyncBatchedEnv
+from aioenvs.batched.statistics import Statistics
 from aioenvs.batched.views import AsyncView
 from aioenvs.engine.portal import Immediate, LoopPortal, Portal
 from aioenvs.envs.base import EnvBase
@@ -231,6 +232,14 @@ class BatchedEnvBase(EnvBase):
     @documented_by(AsyncEnvs.set_attr)
     def set_attr(self, name: str, values: Any) -> None:
         self._run(self._env.set_attr(name, values))
+
+    def statistics(self) -> Statistics:
+        """What the envs have done since they were started.
+
+        Raises:
+            AioEnvsError: If they are not running.
+        """
+        return self._env.statistics()
 
     @documented_by(AsyncEnvs.render)
     def render(self) -> list[Any]:

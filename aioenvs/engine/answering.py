@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from abc import abstractmethod
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from aioenvs.errors import AioEnvsError, ClosedError, WorkerTimeoutError, descri
 __all__ = ["AnsweringPool", "all_or_none"]
 
 T = TypeVar("T")
+STEPS = frozenset((Opcode.STEP, Opcode.STEP_AND_MAYBE_RESET))
 
 
 class AnsweringPool(Pool):
@@ -35,6 +37,7 @@ class AnsweringPool(Pool):
         self._owner = os.getpid()
         self._timeouts = timeouts
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._sent_at: dict[Collection[int], float] = {}  # steps that are under way
         self._drained: list[tuple[frozenset[int], asyncio.Future[None]]] = []
 
     async def start(self) -> None:
@@ -59,6 +62,7 @@ class AnsweringPool(Pool):
             )
         if replacing:
             await self._caught_up()
+        replacing = replacing or self.restarts
         ready = self.slots.acquire(selection.envs, command, replacing=replacing)
         if ready and not (replacing and self.slots.broken(selection.envs)):
             return
@@ -107,10 +111,19 @@ class AnsweringPool(Pool):
         for (index, positions, envs), own in zip(parts, enclosed, strict=True):
             asked.append(self._send(index, opcode, positions, envs, own))
             self.slots.sent(envs)
+            if opcode in STEPS:
+                self._sent_at[envs] = time.perf_counter()
+        return self._merge(await self._replies(asked, selection, opcode))
+
+    async def _replies(
+        self, asked: Sequence[asyncio.Future[Any]], selection: Selection, opcode: Opcode
+    ) -> Sequence[Any]:
+        """The replies to a command, in time."""
         replies = asyncio.gather(*asked)
-        if self._timeouts.step is not None:
-            return self._merge(await self._within(replies, selection, opcode.name.lower()))
-        return self._merge(await replies)
+        if self._timeouts.step is None:
+            return await replies
+        answers: Sequence[Any] = await self._within(replies, selection, opcode.name.lower())
+        return answers
 
     @abstractmethod
     def _enclose(self, values: Mapping[int, Any], envs: Collection[int]) -> Any:
@@ -153,6 +166,9 @@ class AnsweringPool(Pool):
     def _answered(self, envs: Collection[int]) -> None:
         """A reply for these envs came in, whoever awaits it."""
         self.slots.answered(envs)
+        began = self._sent_at.pop(envs, None)
+        if began is not None:
+            self.times[self.host_of(next(iter(envs)))].add(time.perf_counter() - began)
         if self._drained:
             self._wake()
 

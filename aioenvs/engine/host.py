@@ -28,6 +28,7 @@ class Outcome:
         failures: The exception of each env that raised; the other envs have done what was asked.
         objects: Values without a fixed shape, by env and region; there is a root only for envs that were reset.
         values: What came of a call, by env.
+        lost: Envs whose step was lost with their worker; they were built anew and reset.
         waiting: Share of the step time in which the envs of one process waited, one after the other; 0 if they
             did not, or nobody measured it.
     """
@@ -36,6 +37,7 @@ class Outcome:
     failures: dict[int, BaseException] = field(default_factory=dict)
     objects: dict[int, dict[str, Objects]] = field(default_factory=dict)
     values: dict[int, Any] = field(default_factory=dict)
+    lost: frozenset[int] = frozenset()
     waiting: float = 0.0
 
     def located(self, command: str) -> Outcome:

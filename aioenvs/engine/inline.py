@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,7 +66,9 @@ class InlinePool(Pool):
         return self._host.reset(_positions(selection), arguments).located("reset")
 
     async def step(self, selection: Selection, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
+        began = time.perf_counter()
         outcome = self._host.step(_positions(selection), inputs, maybe_reset=maybe_reset)
+        self.times[0].add(time.perf_counter() - began)
         return outcome.located("step_and_maybe_reset" if maybe_reset else "step")
 
     async def perform(self, selection: Selection, calls: Mapping[int, Call]) -> Outcome:

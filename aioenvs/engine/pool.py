@@ -15,7 +15,7 @@ from aioenvs.engine.metadata import EnvMetadata, Family, form_families
 from aioenvs.engine.slots import Slots
 from aioenvs.engine.spaces import Objects
 
-__all__ = ["Pool", "Selection", "Timeouts", "outlast"]
+__all__ = ["Pool", "Selection", "StepTimes", "Timeouts", "outlast"]
 
 MAX_SELECTIONS = 1024  # how many are remembered
 
@@ -33,6 +33,22 @@ class Timeouts:
     start: float | None = 60.0
     step: float | None = None
     close: float = 5.0
+
+
+@dataclass
+class StepTimes:
+    """How long a worker took, in seconds, for steps of all or some of its envs."""
+
+    count: int = 0
+    total: float = 0.0
+    longest: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one command."""
+        self.count += 1
+        self.total += seconds
+        if seconds > self.longest:
+            self.longest = seconds
 
 
 class Selection(NamedTuple):
@@ -60,7 +76,12 @@ class Pool(ABC):
         metadata: What each env says of itself; known once started.
         families: Envs of one structure each, and where their values lie; known once started.
         arrays: For each family its arrays `(envs of the family, *shape)` by region and key; known once started.
+        restarts: Whether envs whose worker died are built anew and reset of themselves.
+        replaced: How often each worker was replaced.
+        times: How long each worker took to step its envs.
     """
+
+    restarts: bool = False
 
     metadata: tuple[EnvMetadata, ...]
     families: tuple[Family, ...]
@@ -70,6 +91,8 @@ class Pool(ABC):
         self.groups = tuple(tuple(group) for group in groups)
         self.num_envs = sum(map(len, self.groups))
         self.slots = Slots(self.num_envs)
+        self.replaced = [0] * len(self.groups)
+        self.times = [StepTimes() for _ in self.groups]
         self._home = {env: (worker, position) for worker, g in enumerate(self.groups) for position, env in enumerate(g)}
         self._selections: dict[tuple[int, ...], Selection] = {}
         self.everything = self.select(range(self.num_envs))
@@ -109,6 +132,10 @@ class Pool(ABC):
     def _places(self) -> list[tuple[tuple[int, ...], Any]]:
         """What a host has to know of the layout."""
         return [(family.envs, family.layout) for family in self.families]
+
+    def host_of(self, env: int) -> int:
+        """The worker that hosts an env."""
+        return self._home[env][0]
 
     @property
     def pids(self) -> tuple[int, ...]:

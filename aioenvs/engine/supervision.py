@@ -46,9 +46,16 @@ class Worker:
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._began = self._loop.time()
+        self._lived: float | None = None
         self.ended: asyncio.Future[None] = self._loop.create_future()
         process.exited.add_done_callback(self._sign)
         channel.lost.add_done_callback(self._sign)
+
+    @property
+    def lived(self) -> float:
+        """Seconds from its start to its end, or until now."""
+        return self._loop.time() - self._began if self._lived is None else self._lived
 
     def _sign(self, _: asyncio.Future[Any]) -> None:
         if self.process.exited.done() and self.channel.lost.done():
@@ -61,6 +68,7 @@ class Worker:
             return
         if self._timer is not None:
             self._timer.cancel()
+        self._lived = self.lived
         exited, lost = self.process.exited, self.channel.lost
         how = exited.result() if exited.done() else Exit(None, "its pipe was closed, but it did not exit")
         self._on_end(self, how, lost.result() if lost.done() else None)

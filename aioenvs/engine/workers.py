@@ -233,7 +233,7 @@ class WorkerPool(AnsweringPool):
         while dead := [index for index, _, envs in selection.parts if self.slots.broken(envs)]:
             for index in dead:
                 if index not in self._replacing:
-                    task = self._replacing[index] = asyncio.ensure_future(self._replace(index))
+                    task = self._replacing[index] = asyncio.ensure_future(self._bring_back(index))
                     task.add_done_callback(functools.partial(self._replaced, index))
             tasks = [self._replacing[index] for index in dead]
             await asyncio.wait(tasks)
@@ -253,10 +253,19 @@ class WorkerPool(AnsweringPool):
             for env, found in zip(self.groups[index], await self._start_worker(index, config), strict=True):
                 check_unchanged(env, self.metadata[env], found)
             await self._attach([index])
+            await self._settle(index)
         except BaseException:
             await asyncio.shield(self._dismiss([self._workers[index]], polite=False))
             raise
+        self.replaced[index] += 1
         self.slots.repair(self.groups[index])
+
+    async def _bring_back(self, index: int) -> None:
+        """Replace a dead worker."""
+        await self._replace(index)
+
+    async def _settle(self, index: int) -> None:
+        """Do what a new worker needs besides its envs; they need a reset."""
 
     def _shut(self) -> None:
         super()._shut()
