@@ -15,11 +15,11 @@ class Statistics:
         steps: Steps that came back.
         episodes: Steps that ended an episode, lost ones included.
         restarts: How often the worker of the env was replaced after its death.
-        mean_step_seconds: How long a step took on average, from asking its worker to the answer. Envs that share a worker
-            have its time in common.
+        mean_step_seconds: How long a step took on average, from asking its worker to the answer. Envs that share a
+            worker have its time in common.
         max_step_seconds: The longest of these.
-        states: "idle", "busy", "draining" (it still works on something that nobody waits for) or "broken" (its worker is
-            dead).
+        states: "idle", "busy", "draining" (it still works on something that nobody waits for) or "broken" (its worker
+            is dead).
     """
 
     steps: tuple[int, ...]

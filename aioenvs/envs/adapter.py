@@ -121,7 +121,7 @@ class TensorDictAdapter:
         td = self._known.build(values)
         for key, value in values.items():
             if key not in self._known.leaves:  # a mask
-                td.set(nested_key(key), torch.tensor_of(value))
+                td.set(nested_key(key), torch.as_tensor(value))
         return self._placed(td)
 
     def step(self, maybe_reset: bool) -> bool:
