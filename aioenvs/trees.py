@@ -71,9 +71,9 @@ class Tree:
         self._root.read(td, (), found)
         return found
 
-    def build(self, values: Values, device: torch.device | None = None) -> TensorDictBase:
+    def build(self, values: Values) -> TensorDictBase:
         """A TensorDict of these values, without what is missing."""
-        built: TensorDictBase = self._root.build((), values, device)
+        built: TensorDictBase = self._root.build((), values)
         return built
 
 
@@ -121,13 +121,13 @@ class _Branch:
         child, value = self._children[path[0]], td.get(path[0], None)
         return value if value is None or isinstance(child, TensorSpec) else child.get(value, path[1:])
 
-    def build(self, path: Key, values: Values, device: torch.device | None) -> TensorDictBase:
+    def build(self, path: Key, values: Values) -> TensorDictBase:
         entries: dict[str, Any] = {}
         is_plain = True
         for name, child in self._children.items():
             key = (*path, name)
             if not isinstance(child, TensorSpec):
-                built = child.build(key, values, device)
+                built = child.build(key, values)
                 if not built.is_empty():
                     entries[name] = built
                 continue
@@ -137,7 +137,7 @@ class _Branch:
             if value is not None:
                 entries[name] = value
         make: Callable[..., TensorDict] = TensorDict._new_unsafe if is_plain else TensorDict
-        return make(entries, batch_size=self.shape, device=device)
+        return make(entries, batch_size=self.shape)
 
 
 class _Stack:
@@ -159,8 +159,8 @@ class _Stack:
         index = next(i for i, (name, _) in enumerate(self._members) if name == path[0])
         return self._members[index][1].get(td.unbind(self._dim)[index], path[1:])
 
-    def build(self, path: Key, values: Values, device: torch.device | None) -> TensorDictBase:
-        members = [member.build((*path, name), values, device) for name, member in self._members]
+    def build(self, path: Key, values: Values) -> TensorDictBase:
+        members = [member.build((*path, name), values) for name, member in self._members]
         return LazyStackedTensorDict(*members, stack_dim=self._dim)
 
 

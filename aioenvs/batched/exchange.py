@@ -6,7 +6,8 @@ are views of that copy; some rows are copied leaf by leaf. What travels as an ob
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,39 +15,41 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from aioenvs.batched.inputs import InputLeaf, Inputs, mismatch, missing
+from aioenvs.batched.inputs import InputLeaf, Inputs, Rows, mismatch, missing
 from aioenvs.batched.signature import EnvSpecs
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import INPUT, NEXT, ROOT, Family
+from aioenvs.engine.metadata import IN_ROOT, INPUT, NEXT, ROOT, STATUS, WHERE, EnvMetadata, Family
 from aioenvs.engine.spaces import Objects
 from aioenvs.errors import SpecMismatchError
 from aioenvs.specs import NonTensor
 from aioenvs.storage import array_of
-from aioenvs.trees import Key, Tree, copied, nested_key, non_tensor, plain, region_trees
+from aioenvs.trees import Key, Tree, copied, nested_key, plain, region_trees
 
 __all__ = ["Exchange", "Ledger", "Rows", "Values"]
 
-# Where the latest values of an env are: in the region of its last step or of its last reset, or, after a step that may
-# have been followed by a reset, in the one that the `done` of the step says.
-IN_NEXT, WHERE_DONE_SAYS, IN_ROOT = 0, 1, 2
-
-Rows = NDArray[np.intp] | None  # None means all of them
 Values = dict[Key, Any]  # a tensor for all envs, or a list of objects, one per env
 
 
 class Ledger:
-    """What is known of the envs of one family besides the arrays: where the latest values are, and those without a row.
+    """What is known of the envs of one family besides the arrays: latest values without a row, action spaces, counts.
 
     All who exchange with the family share it.
+
+    Args:
+        family: The family.
+        arrays: Its arrays.
+        metadata: What each of its envs says of itself.
     """
 
-    def __init__(self, family: Family, arrays: dict[str, Arrays]) -> None:
+    def __init__(self, family: Family, arrays: dict[str, Arrays], metadata: Sequence[EnvMetadata]) -> None:
         self.family = family
         self.arrays = arrays
-        self.home = np.full(len(family.envs), IN_ROOT, np.uint8)
+        self.where = arrays[STATUS][WHERE]
+        self.spaces = [copy.deepcopy(each.specs.get("action", {})) for each in metadata]
         self.objects: list[Objects] = [{} for _ in family.envs]
+        self.rounds = 0  # steps of all of them together, which are counted apart from the others
         self.steps = np.zeros(len(family.envs), np.int64)
         self.episodes = np.zeros(len(family.envs), np.int64)
         self.specs = EnvSpecs.of(family.metadata)
@@ -61,6 +64,7 @@ class Ledger:
                 if (dtype := self.trees[region].leaves[key].dtype) is not torch.from_numpy(array[:0]).dtype
             ]
             for region, leaves in arrays.items()
+            if region != STATUS
         }
 
 
@@ -91,44 +95,54 @@ class Exchange:
         ]
         # What says of each env whether it is done, where one flag for each does.
         self._flag = self._done[0][:, 0] if len(self._done) == 1 and self._done[0].shape[1] == 1 else None
-        leaves, spaces = ledger.trees[INPUT].leaves, family.metadata.specs.get("action", {})
-        places = self._arrays[INPUT]
+        leaves, places = ledger.trees[INPUT].leaves, self._arrays[INPUT]
+        self._spaces = [ledger.spaces[place] for place in self._places]
         self._inputs = [
-            InputLeaf(key, len(self.envs), spec, trees[INPUT], spaces.get(key), places.get(key), device)
+            InputLeaf(key, self.envs, spec, trees[INPUT], self._of(key), places.get(key), device)
             for key, spec in leaves.items()
             if not isinstance(spec, NonTensor)
         ]
         self._input_objects = [key for key, spec in leaves.items() if isinstance(spec, NonTensor)]
         self._packed = {region: _Packed(ledger, region) for region in (NEXT, ROOT)} if members is None else {}
 
+    def _of(self, key: Key) -> list[Any]:
+        """The action space of each env at a key, None where there is none."""
+        return [own.get(key) for own in self._spaces]
+
     # -- in ---------------------------------------------------------------------------------------------
 
-    def check_inputs(self, td: TensorDictBase, entries: Mapping[str, Any]) -> Inputs:
+    def check_inputs(self, td: TensorDictBase, entries: Mapping[str, Any], rows: Rows) -> Inputs:
         """The whole batch of inputs, checked; nothing is written yet.
 
         Args:
             td: What the step was given.
             entries: Its entries.
+            rows: Which envs are to step; what the others' values are does not matter.
 
         Raises:
             SpecMismatchError: If a key is missing, or a value has the wrong shape, dtype, device or range.
         """
-        values: Inputs = {leaf.key: leaf.check(td, entries) for leaf in self._inputs}
+        values: Inputs = {leaf.key: leaf.check(td, entries, rows) for leaf in self._inputs}
         for key in self._input_objects:
             values[key] = self._object_list(td, key)
         return values
 
     def check_root(self, td: TensorDictBase) -> None:
-        """Refuse root entries from which rows that are not asked could not be taken over.
+        """Refuse root entries that rows which are not asked could not keep, or envs that are reset could not take.
 
         Raises:
             SpecMismatchError: If one has another kind, shape or dtype than the envs' own.
         """
+        self._check_fits(td, ROOT)
+        if self.takes_root:
+            self._check_fits(td, INPUT)
+
+    def _check_fits(self, td: TensorDictBase, region: str) -> None:
         count = len(self.envs)
-        for key, spec in self._ledger.trees[ROOT].leaves.items():
+        for key, spec in self._ledger.trees[region].leaves.items():
             if isinstance(spec, NonTensor) or -1 in spec.shape:
                 continue
-            value = self._trees[ROOT].get(td, key)
+            value = self._trees[region].get(td, key)
             if value is None:
                 continue
             expected = f"{_name(spec.dtype)} of shape {(count, *spec.shape)}"
@@ -167,9 +181,12 @@ class Exchange:
             rows: Which envs are reset.
             masks: Which of their parts are, if not all.
         """
-        if not self._ledger.family.metadata.takes_root:
+        if not self.takes_root:
             return {}
         targets = self._targets(rows)
+        # An env of which only a part is reset needs to know what the rest of it has.
+        in_parts = any(mask[0].numel() > 1 and not mask.all() for mask in masks.values())
+        former = self.latest() if in_parts else {}
         kept: list[Key] = []
         loose: Objects = {}
         for region in (INPUT, ROOT):
@@ -177,6 +194,8 @@ class Exchange:
                 if key in kept or key in loose:
                     continue
                 value = self._known(td, region, key, varies=-1 in spec.shape)
+                if value is None and region == ROOT:
+                    value = former.get(key)
                 if value is None:
                     continue
                 if key in self._arrays[region]:
@@ -191,6 +210,11 @@ class Exchange:
             for row in self._indices(rows)
         }
 
+    @property
+    def takes_root(self) -> bool:
+        """Whether a reset of the envs reads what the caller knows of them."""
+        return self._ledger.family.metadata.takes_root
+
     def _known(self, td: TensorDictBase, region: str, key: Key, *, varies: bool) -> Any:
         """What a caller has of all envs at a key; a list where sizes vary, None where one has nothing."""
         tree = self._trees[region]
@@ -201,10 +225,10 @@ class Exchange:
 
     # -- out --------------------------------------------------------------------------------------------
 
-    def after_reset(self, rows: Rows, outcome: Outcome) -> None:
-        """Note that these envs were reset."""
-        self._ledger.home[self._targets(rows)] = IN_ROOT
-        self._note(outcome, ROOT)
+    def after_reset(self, outcome: Outcome) -> None:
+        """Note what came of a reset."""
+        if outcome.objects:
+            self._note(outcome, ROOT)
 
     def _note(self, outcome: Outcome, region: str) -> bool:
         """Keep the objects of a region as the latest; whether there were any."""
@@ -215,10 +239,6 @@ class Exchange:
                 self._ledger.objects[place] = regions[region]
                 noted = True
         return noted
-
-    def before_step(self, rows: Rows, *, maybe_reset: bool) -> None:
-        """Note that these envs are about to step, whatever comes of it."""
-        self._ledger.home[self._targets(rows)] = WHERE_DONE_SAYS if maybe_reset else IN_NEXT
 
     def step_result(self, rows: Rows, outcome: Outcome) -> Values:
         """The outcome of a step, by key; rows that were not stepped hold their latest values and no reward."""
@@ -233,17 +253,22 @@ class Exchange:
         self._replace(arrays, np.flatnonzero(others & self._in_root()))
         values = self._values(NEXT, arrays)
         for key in self._rewards:
-            values[key] = _filled(values[key], others, 0)
+            values[key] = self._filled(key, values[key], others, 0)
         return values
 
     def _count(self, rows: Rows, outcome: Outcome) -> None:
         """Count the steps that came back, and the episodes that ended with them."""
-        ledger, finished = self._ledger, self._finished()
+        ledger = self._ledger
         if not outcome.failures and not outcome.lost:
-            targets = self._targets(rows)
-            ledger.steps[targets] += 1
-            ledger.episodes[targets] += finished[targets]
+            if rows is None and self._members is None:
+                ledger.rounds += 1
+            else:
+                ledger.steps[self._targets(rows)] += 1
+            if outcome.finished:
+                targets = self._targets(rows)
+                ledger.episodes[targets] += self._finished()[targets]
             return
+        finished = self._finished()
         for row in self._indices(rows):
             env, place = self.envs[row], self._places[row]
             if env not in outcome.failures:
@@ -262,8 +287,8 @@ class Exchange:
 
     def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """How many steps came back from each env, and how many of them ended an episode."""
-        places = self._targets(None)
-        return tuple(self._ledger.steps[places].tolist()), tuple(self._ledger.episodes[places].tolist())
+        ledger, places = self._ledger, self._targets(None)
+        return tuple((ledger.steps[places] + ledger.rounds).tolist()), tuple(ledger.episodes[places].tolist())
 
     def with_losses(self, following: Values, known: Any, rows: NDArray[np.intp], outcome: Outcome) -> Values:
         """The outcome of a step in which some envs were lost: what was known of them before, truncated, no reward.
@@ -274,16 +299,16 @@ class Exchange:
             rows: Which were lost; they have been reset since.
             outcome: What came of the command.
         """
-        self.after_reset(rows, outcome)
+        self.after_reset(outcome)
         lost = np.zeros(len(self.envs), np.bool_)
         lost[rows] = True
         done = self._ledger.done_leaves
         replaced = {}
         for key, value in following.items():
             if key in done:
-                replaced[key] = _filled(value, lost, key[-1] != "terminated")
+                replaced[key] = self._filled(key, value, lost, key[-1] != "terminated")
             elif key in self._rewards:
-                replaced[key] = _filled(value, lost, 0)
+                replaced[key] = self._filled(key, value, lost, 0)
             else:
                 replaced[key] = _chosen(lost, known[key], value)
         return replaced
@@ -300,12 +325,8 @@ class Exchange:
         return self._merged(rows)
 
     def _in_root(self) -> NDArray[np.bool_]:
-        """Which envs had a reset after their last step."""
-        home = self._ledger.home
-        if not self._done:
-            return np.zeros(len(self.envs), np.bool_)
-        # By the numbers: IN_NEXT + done < WHERE_DONE_SAYS + done, which reaches IN_ROOT only where done is true.
-        in_root: NDArray[np.bool_] = home + self._finished() >= IN_ROOT
+        """Which envs had a reset after their last step, or no step yet."""
+        in_root: NDArray[np.bool_] = self._ledger.where == IN_ROOT
         return in_root if self._members is None else in_root[self._members]
 
     def latest(self) -> Values:
@@ -346,6 +367,13 @@ class Exchange:
                 )
         return values
 
+    def _filled(self, key: Key, values: Any, rows: NDArray[np.bool_], filling: float) -> Any:
+        """Values of the step with all of these rows the same."""
+        if isinstance(values, torch.Tensor):
+            return values.masked_fill(_mask(rows, values), filling)
+        like = self._complete(values, self._ledger.trees[NEXT].leaves[key])
+        return [torch.full_like(value, filling) if row else value for value, row in zip(like, rows, strict=True)]
+
     @staticmethod
     def _complete(found: list[Any], spec: Any) -> list[torch.Tensor]:
         """Zeros for envs that have not said anything yet."""
@@ -359,15 +387,15 @@ class Exchange:
     def _indices(self, rows: Rows) -> Iterable[int]:
         return range(len(self.envs)) if rows is None else rows.tolist()
 
-    def random_objects(self) -> dict[Any, Any]:
-        """Samples of the action spaces without a fixed shape, from generators seeded by torch's."""
-        samples = {}
-        spaces = self._ledger.family.metadata.specs.get("action", {})
-        for key in self._loose[INPUT]:
-            if key in spaces:
-                spaces[key].seed(int(torch.randint(2**31, ())))
-                samples[nested_key(key)] = non_tensor([spaces[key].sample() for _ in self.envs], 1)
-        return samples
+    def random_objects(self) -> list[Objects]:
+        """For each env samples of its action spaces without a fixed shape, from generators seeded by torch's."""
+        sampled: list[Objects] = [{} for _ in self.envs]
+        for key in self._input_objects:
+            for own, spaces in zip(sampled, self._spaces, strict=True):
+                if key in spaces:
+                    spaces[key].seed(int(torch.randint(2**31, ())))
+                    own[key] = spaces[key].sample()
+        return sampled
 
 
 class _Packed:
@@ -397,13 +425,6 @@ def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _filled(values: Any, rows: NDArray[np.bool_], filling: float) -> Any:
-    """Values with all of these rows the same."""
-    if isinstance(values, torch.Tensor):
-        return values.masked_fill(_mask(rows, values), filling)
-    return [torch.full_like(value, filling) if row else value for value, row in zip(values, rows, strict=True)]
 
 
 def _chosen(rows: NDArray[np.bool_], new: Any, old: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ from aioenvs.specs import TensorSpec
 from aioenvs.storage import array_of
 from aioenvs.trees import Key, Tree, nested_key
 
-__all__ = ["InputLeaf", "Inputs", "mismatch", "missing"]
+__all__ = ["InputLeaf", "Inputs", "Rows", "mismatch", "missing"]
 
+Rows = NDArray[np.intp] | None  # None means all of them
 Inputs = dict[Key, Any]  # an array or tensor for all envs, or a list with one value per env
 
 
@@ -26,10 +27,10 @@ class InputLeaf:
 
     Args:
         key: Its path.
-        count: How many envs there are in the batch.
+        envs: The envs of the batch.
         spec: What it must be for one env.
         tree: Where it is in a TensorDict of the batch.
-        space: Its Gymnasium space, whose integers are kept within their range; None if it has none.
+        spaces: For each env its Gymnasium space, whose integers are kept within their range; None if it has none.
         target: The array that it goes to; None if it travels as an object.
         device: From where it may come, besides the CPU.
     """
@@ -37,10 +38,10 @@ class InputLeaf:
     def __init__(
         self,
         key: Key,
-        count: int,
+        envs: Sequence[int],
         spec: TensorSpec,
         tree: Tree,
-        space: Any,
+        spaces: Sequence[Any],
         target: NDArray[Any] | None,
         device: torch.device | None,
     ) -> None:
@@ -48,21 +49,23 @@ class InputLeaf:
         self._tree = tree
         self._name = key[0] if len(key) == 1 else ""
         self._varies = -1 in spec.shape
-        self._shape = torch.Size([count, *spec.shape])
+        self._envs = envs
+        self._shape = torch.Size([len(envs), *spec.shape])
         self._dtype = spec.dtype
         self._device = device
         self._target = None if target is None else target.dtype
         self._native = target is not None and torch.from_numpy(np.zeros(0, target.dtype)).dtype is spec.dtype
-        self._bounds = None if space is None else integer_range(space)
+        self._bounds = _bounds(spaces, len(spec.shape))
 
-    def check(self, td: TensorDictBase, entries: Mapping[str, Any]) -> Any:
+    def check(self, td: TensorDictBase, entries: Mapping[str, Any], rows: Rows) -> Any:
         """The value for all envs: an array if it has a place in the block, else a tensor, or a list of them.
 
         Raises:
             SpecMismatchError: If it is missing, or has the wrong shape, dtype, device or range.
         """
         if self._varies:
-            return [self._check_one(part) for part in td.unbind(0)]
+            asked = range(len(self._envs)) if rows is None else rows.tolist()
+            return [self._check_one(part) if row in asked else None for row, part in enumerate(td.unbind(0))]
         value = entries.get(self._name)
         if value is None:
             value = self._tree.get(td, self.key)
@@ -82,7 +85,7 @@ class InputLeaf:
             return array_of(value)  # integers, which alone have bounds, are none of these
         array: NDArray[Any] = value.numpy()
         if self._bounds is not None and array.size:
-            self._check_range(array, *self._bounds)
+            self._check_range(array, *self._bounds, rows)
         return array
 
     def _check_one(self, td: TensorDictBase) -> torch.Tensor:
@@ -104,12 +107,28 @@ class InputLeaf:
             raise mismatch(self.key, f"a tensor on {self._device or 'the cpu'}", f"one on {value.device}")
         return value.cpu()
 
-    def _check_range(self, array: NDArray[Any], low: Any, high: Any) -> None:
+    def _check_range(self, array: NDArray[Any], low: Any, high: Any, rows: Rows) -> None:
         outside = (array < low) | (array >= high)
-        if np.count_nonzero(outside):
-            env = int(np.argwhere(outside)[0][0])
-            expected = f"integers from {np.min(low)} to {np.max(high) - 1}"
-            raise mismatch(self.key, expected, f"{array[env]} for env {env}")
+        if not np.count_nonzero(outside):
+            return
+        wrong = np.unique(np.argwhere(outside)[:, 0])
+        for row in wrong if rows is None else np.intersect1d(wrong, rows):
+            lowest, highest = (np.broadcast_to(bound, array.shape)[row] for bound in (low, high))
+            expected = f"integers from {lowest.min()} to {highest.max() - 1}"
+            raise mismatch(self.key, expected, f"{array[row]} for env {self._envs[row]}")
+
+
+def _bounds(spaces: Sequence[Any], ndim: int) -> tuple[Any, Any] | None:
+    """The lowest integers of all envs, and one past the highest; None where anything goes."""
+    ranges = [None if space is None else integer_range(space) for space in spaces]
+    if any(each is None for each in ranges):
+        return None
+    low, high = (np.stack([np.asarray(each[end]) for each in ranges if each is not None]) for end in (0, 1))
+    if (low == low[0]).all() and (high == high[0]).all():
+        return low[0], high[0]
+    return low.reshape(len(spaces), *low.shape[1:], *[1] * (ndim - low.ndim + 1)), high.reshape(
+        len(spaces), *high.shape[1:], *[1] * (ndim - high.ndim + 1)
+    )
 
 
 def missing(td: TensorDictBase, key: Key, value: Any) -> SpecMismatchError:

@@ -32,10 +32,14 @@ class LazyExchange:
     def __init__(self, parts: Sequence[tuple[NDArray[np.intp], Exchange]]) -> None:
         self._parts = parts
         self._count = sum(len(places) for places, _ in parts)
+        self._envs = {
+            place: env for places, part in parts for place, env in zip(places.tolist(), part.envs, strict=True)
+        }
 
-    def check_inputs(self, td: TensorDictBase, entries: Mapping[str, Any]) -> list[Inputs]:
+    def check_inputs(self, td: TensorDictBase, entries: Mapping[str, Any], rows: Rows) -> list[Inputs]:
         """The inputs of each family, checked; see `Exchange.check_inputs`."""
-        return [part.check_inputs(own, {}) for own, part in self._split(td)]
+        shares = zip(self._split(td), self._local(rows), strict=True)
+        return [part.check_inputs(own, {}, local) for (own, part), (local, _) in shares]
 
     def check_root(self, td: TensorDictBase) -> None:
         """See `Exchange.check_root`."""
@@ -44,9 +48,13 @@ class LazyExchange:
 
     def write_inputs(self, values: Sequence[Inputs], rows: Rows) -> dict[int, Objects] | None:
         """See `Exchange.write_inputs`."""
-        loose: dict[int, Objects] = {}
-        for own, (local, part) in zip(values, self._local(rows), strict=True):
-            loose |= part.write_inputs(own, local) or {env: {} for env in part.envs}
+        found = [part.write_inputs(own, local) for own, (local, part) in zip(values, self._local(rows), strict=True)]
+        if all(each is None for each in found):
+            return None
+        envs = (self._envs[row] for row in (range(self._count) if rows is None else rows.tolist()))
+        loose: dict[int, Objects] = {env: {} for env in envs}
+        for each in found:
+            loose |= each or {}
         return loose
 
     def given(self, td: TensorDictBase, rows: Rows, masks: Mapping[Key, torch.Tensor]) -> dict[int, ResetArguments]:
@@ -56,15 +64,15 @@ class LazyExchange:
             found |= part.given(own, local, {key: mask[places] for key, mask in masks.items()})
         return found
 
-    def after_reset(self, rows: Rows, outcome: Outcome) -> None:
+    def after_reset(self, outcome: Outcome) -> None:
         """See `Exchange.after_reset`."""
-        for local, part in self._local(rows):
-            part.after_reset(local, outcome)
+        for _, part in self._parts:
+            part.after_reset(outcome)
 
-    def before_step(self, rows: Rows, *, maybe_reset: bool) -> None:
-        """See `Exchange.before_step`."""
-        for local, part in self._local(rows):
-            part.before_step(local, maybe_reset=maybe_reset)
+    @property
+    def takes_root(self) -> bool:
+        """See `Exchange.takes_root`."""
+        return any(part.takes_root for _, part in self._parts)
 
     def step_result(self, rows: Rows, outcome: Outcome) -> list[Values]:
         """See `Exchange.step_result`."""
@@ -100,9 +108,13 @@ class LazyExchange:
         """See `Exchange.latest`."""
         return self._merged([part.latest() for _, part in self._parts])
 
-    def random_objects(self) -> dict[Any, Any]:
-        """See `Exchange.random_objects`; families of several kinds have none."""
-        return self._parts[0][1].random_objects() if len(self._parts) == 1 else {}
+    def random_objects(self) -> list[Objects]:
+        """See `Exchange.random_objects`."""
+        sampled: list[Objects] = [{} for _ in range(self._count)]
+        for places, part in self._parts:
+            for place, own in zip(places.tolist(), part.random_objects(), strict=True):
+                sampled[place] = own
+        return sampled
 
     def _split(self, td: TensorDictBase) -> Iterator[tuple[TensorDictBase, Exchange]]:
         """Each family's share of a TensorDict."""

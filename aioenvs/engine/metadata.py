@@ -9,11 +9,30 @@ from typing import Any
 from aioenvs.engine.layout import Key, Layout, Leaf
 from aioenvs.errors import SpecMismatchError
 
-__all__ = ["INPUT", "NEXT", "ROOT", "EnvMetadata", "Family", "check_unchanged", "find_collision", "form_families"]
+__all__ = [
+    "INPUT",
+    "IN_NEXT",
+    "IN_ROOT",
+    "NEXT",
+    "ROOT",
+    "STATUS",
+    "WHERE",
+    "EnvMetadata",
+    "Family",
+    "check_unchanged",
+    "find_collision",
+    "form_families",
+]
 
 INPUT = "input"
 NEXT = "next"
 ROOT = "root"
+
+# A region of the engine's own: in which of the two above an env has its latest values. Only the env's own side writes
+# it, when they are complete, so that it holds whatever became of the reply.
+STATUS = "status"
+WHERE: Key = ("where",)
+IN_ROOT, IN_NEXT = 0, 1
 
 
 @dataclass(frozen=True)
@@ -30,6 +49,7 @@ class EnvMetadata:
         specs: What the values may be, in the terms of whoever wrote the env: by kind, then by key.
         takes_root: Whether a reset reads what the caller knows of the env: masks, states, former values.
         num_seeds: How many seeds of a chain the env uses up; more than one if it consists of several.
+        kinds: What else must be the same for values to be stacked: their dtypes, where arrays have others.
     """
 
     name: str
@@ -40,6 +60,7 @@ class EnvMetadata:
     specs: dict[str, Any]
     takes_root: bool = False
     num_seeds: int = 1
+    kinds: tuple[str, ...] = ()
 
     @property
     def structure(self) -> Any:
@@ -50,6 +71,7 @@ class EnvMetadata:
             self.reward_keys,
             self.done_keys,
             self.takes_root,
+            self.kinds,
         )
 
 
@@ -80,7 +102,7 @@ def form_families(metadata: Sequence[EnvMetadata]) -> tuple[Family, ...]:
     offset = 0
     for envs in members.values():
         first = metadata[envs[0]]
-        layout = Layout.of(len(envs), first.leaves, offset)
+        layout = Layout.of(len(envs), {**first.leaves, STATUS: (Leaf(WHERE, "|u1", ()),)}, offset)
         offset = layout.end
         families.append(Family(tuple(envs), first, layout))
     return tuple(families)

@@ -16,7 +16,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase
 
 from aioenvs.engine.adapters import DONE_KEYS, REWARD_KEY, GymAdapter, ResetArguments
 from aioenvs.engine.layout import Arrays, Key
-from aioenvs.engine.metadata import INPUT, NEXT, ROOT
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT, form_families
 from aioenvs.engine.spaces import conform
 from aioenvs.envs.base import EnvBase
 from aioenvs.envs.info import Info, ReadsInfo
@@ -90,10 +90,8 @@ class GymWrapper(ReadsInfo, EnvBase):
         """Connect the env to arrays of its own."""
         with self._named_errors():
             self._adapter = GymAdapter(self._played, 0)
-        self._arrays: dict[str, Arrays] = {
-            region: {leaf.key: np.zeros((1, *leaf.shape), leaf.dtype) for leaf in leaves}
-            for region, leaves in self._adapter.metadata.leaves.items()
-        }
+        (family,) = form_families([self._adapter.metadata])
+        self._arrays: dict[str, Arrays] = family.layout.arrays(bytearray(family.layout.end))
         self._adapter.bind(self._arrays, 0)
 
     def _leaves(self, kind: str, *, one_hot: bool) -> dict[Key, TensorSpec]:
@@ -183,12 +181,17 @@ class GymWrapper(ReadsInfo, EnvBase):
             The same TensorDict, with a value for every action key.
         """
         result = super().rand_action(tensordict)
-        for key, spec in self._action_leaves.items():
-            if isinstance(spec, NonTensor):
-                space = copy.deepcopy(self._adapter.metadata.specs["action"][key])  # the env's own draws stay the same
-                space.seed(int(torch.randint(2**31, ())))
-                result.set(key, NonTensorData(space.sample()))
+        for key, space in self.object_action_spaces.items():
+            space.seed(int(torch.randint(2**31, ())))
+            result.set(key, NonTensorData(space.sample()))
         return result
+
+    @property
+    def object_action_spaces(self) -> dict[Key, Any]:
+        """Copies of the action spaces whose values are no tensors, by key; who samples them disturbs no draws of the env."""
+        spaces = self._adapter.metadata.specs["action"]
+        loose = (key for key, spec in self._action_leaves.items() if isinstance(spec, NonTensor))
+        return {key: copy.deepcopy(spaces[key]) for key in loose}
 
     def _probe(self) -> list[Info]:
         self._played.reset()
