@@ -77,6 +77,7 @@ ASYNCIO = {
         "pool",
         "portal",
         "process",
+        "restarting",
         "supervision",
         "threads",
         "workers",

@@ -235,7 +235,7 @@ class Exchange:
         noted = False
         for env, place in zip(self.envs, self._places, strict=True):
             regions = outcome.objects.get(env)
-            if regions is not None and region in regions:
+            if regions is not None and region in regions and env not in outcome.failures:
                 self._ledger.objects[place] = regions[region]
                 noted = True
         return noted

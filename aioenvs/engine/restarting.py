@@ -5,24 +5,42 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
 
 from aioenvs.engine.adapters import ResetArguments
+from aioenvs.engine.failure import annotate, passable
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.metadata import ROOT
+from aioenvs.engine.metadata import ROOT, STATUS
 from aioenvs.engine.pool import Selection
 from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.restarts import RestartBudget, derived_seed
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.workers import WorkerPool
-from aioenvs.errors import WorkerDiedError, WorkerError
+from aioenvs.errors import ClosedError, WorkerDiedError, WorkerError, describe_envs
 
 __all__ = ["RestartingPool"]
 
 logger = logging.getLogger("aioenvs")
+
+Rows = list[NDArray[Any]]
+
+
+class Loss(NamedTuple):
+    """What a lost env observed when it was reset, which its rows do not say before its caller has heard of the loss.
+
+    Attributes:
+        rows: What belongs into its rows of the root.
+        objects: What has no row.
+    """
+
+    rows: Rows
+    objects: Objects
 
 
 class RestartingPool(WorkerPool):
@@ -43,13 +61,17 @@ class RestartingPool(WorkerPool):
     def __init__(self, *args: Any, max_restarts: int, **options: Any) -> None:
         super().__init__(*args, **options)
         self.budgets = [RestartBudget(max_restarts) for _ in self.groups]
-        self._lost: dict[int, Objects] = {}  # what lost envs observed when they were reset, where it has no row
+        self._lost: dict[int, Loss] = {}
+        self._settled = Counter[int]()  # how often the envs of each worker were reset after its death
         self._seeds: dict[int, int] = {}  # the last seed that each env was given
-        self._asked_for: set[int] = set()  # workers that a reset wants back, whatever was spent on them
+        self._unused: dict[int, int] = {}  # those of the seeds for which there was no reset yet
+        self._asked_for = Counter[int]()  # workers that resets want back, whatever was spent on them
+
+    # -- requests ---------------------------------------------------------------------------------------
 
     async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
-        wanted = {index for index, _, _ in selection.parts} if replacing else set()
-        self._asked_for |= wanted
+        wanted = Counter(index for index, _, _ in selection.parts) if replacing else Counter[int]()
+        self._asked_for += wanted
         try:
             await super().hold(selection, command, replacing=replacing)
         finally:
@@ -57,40 +79,57 @@ class RestartingPool(WorkerPool):
 
     async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
         self._seeds.update(seeds)
+        self._unused.update(seeds)  # from where a new worker gets them, too
         return await super().seed(selection, seeds)
 
     async def reset(self, selection: Selection, arguments: Mapping[int, ResetArguments]) -> Outcome:
-        self._seeds.update({env: own.kwargs["seed"] for env, own in arguments.items() if "seed" in own.kwargs})
+        for env, own in arguments.items():
+            if isinstance(seed := own.kwargs.get("seed"), int | np.integer):
+                self._seeds[env] = int(seed)
         self._take_lost(selection.envs)
         outcome = await super().reset(selection, arguments)
         while again := self._take_lost(selection.envs):
             more = await super().reset(self.select(sorted(again)), arguments)
             outcome.failures |= more.failures
             outcome.objects |= more.objects
+        self._use_seeds(selection.envs)
         return outcome
 
     async def step(self, selection: Selection, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
         present = selection.envs - self._lost.keys()
+        self._use_seeds(present)
         chosen = selection if len(present) == len(selection.envs) else self.select(sorted(present))
         outcome = await super().step(chosen, inputs, maybe_reset=maybe_reset) if present else Outcome()
         if lost := self._take_lost(selection.envs):
             outcome.lost = frozenset(lost)
-            outcome.objects |= {env: {ROOT: objects} for env, objects in lost.items() if objects}
+            outcome.objects |= {env: {ROOT: loss.objects} for env, loss in lost.items() if loss.objects}
+            if outcome.failures:
+                what = f"{describe_envs(tuple(lost))} lost this step with the worker, and began a new episode"
+                outcome.failures = {env: annotate(passable(each), what) for env, each in outcome.failures.items()}
         return outcome
 
-    def _take_lost(self, envs: Collection[int]) -> dict[int, Objects]:
+    def _take_lost(self, envs: Collection[int]) -> dict[int, Loss]:
         """Those of these envs that were lost, which their caller hears of now."""
         if not self._lost:
             return {}
-        return {env: self._lost.pop(env) for env in self._lost.keys() & envs}
+        lost = {env: self._lost.pop(env) for env in self._lost.keys() & envs}
+        for env, loss in lost.items():
+            self._write_root(env, loss.rows)
+        return lost
+
+    def _use_seeds(self, envs: Collection[int]) -> None:
+        """These envs do something with the seeds that they were given."""
+        if self._unused:
+            for env in self._unused.keys() & envs:
+                del self._unused[env]
+
+    # -- what comes back, or does not -------------------------------------------------------------------
 
     async def _replies(self, asked: Sequence[asyncio.Future[Any]], selection: Selection, opcode: Opcode) -> list[Any]:
         """The replies of those that lived; the others are restarted when this returns."""
         await asyncio.wait(asked, timeout=self._timeouts.step)
-        for (index, _, envs), reply in zip(selection.parts, asked, strict=True):
-            if not reply.done():
-                logger.warning("%s; its worker is killed", self._late(tuple(sorted(envs)), opcode.name.lower()))
-                self._workers[index].process.signal(signal.SIGKILL)
+        parts = zip(selection.parts, asked, strict=True)
+        self._kill_late([index for (index, _, _), reply in parts if not reply.done()], opcode.name.lower())
         replies = await asyncio.gather(*asked, return_exceptions=True)
         errors = [reply for reply in replies if isinstance(reply, BaseException)]
         for error in errors:
@@ -100,34 +139,106 @@ class RestartingPool(WorkerPool):
             await self._revive(selection)
         return [reply for reply in replies if not isinstance(reply, BaseException)]
 
+    async def _within(self, awaitable: Any, selection: Selection, command: str) -> Any:
+        """Wait until the envs have answered to an earlier caller, or their workers were late and are dead."""
+        waiting = asyncio.ensure_future(awaitable)
+        try:
+            await asyncio.wait([waiting], timeout=self._timeouts.step)
+            if not waiting.done():
+                late = self.slots.unanswered(selection.envs)
+                self._kill_late(sorted({self.host_of(env) for env in late}), "an earlier command")
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    def _kill_late(self, indices: Collection[int], command: str) -> None:
+        """Kill these workers, which did not answer in time."""
+        for index in indices:
+            worker = self._workers[index]
+            who = f"{describe_envs(worker.envs)} (pid {worker.process.pid})"
+            allowed = self._timeouts.step
+            logger.warning("%s did not answer %s within %s s (step_timeout); killed", who, command, allowed)
+            worker.process.signal(signal.SIGKILL)
+
+    # -- restarts ---------------------------------------------------------------------------------------
+
+    async def _revive(self, selection: Selection) -> None:
+        closed = ClosedError(f"{describe_envs(selection.indices)} were closed while a worker of theirs was restarted")
+        if self.slots.closed:  # and so might be what it takes to start a worker
+            raise closed
+        try:
+            await super()._revive(selection)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise closed from None  # it is the restart that was cancelled
+
     async def _bring_back(self, index: int) -> None:
         """Replace a worker, as often as it takes and its budget allows, and reset its envs."""
+        envs = self.groups[index]
+        before = {env: [row.copy() for row in self._root(env)] for env in envs}
+        try:
+            await self._retry(index)
+        finally:  # what a caller has not heard of is not known
+            for env, rows in before.items():
+                self._write_root(env, rows)
+
+    async def _retry(self, index: int) -> None:
         budget, error = self.budgets[index], self.slots.error(self.groups[index][0])
         while True:
             delay = budget.next_delay(self._workers[index].lived)
-            if delay is None and index in self._asked_for:
+            if delay is None and self._asked_for[index]:
                 return await self._replace(index)
             if delay is None:
                 error.add_note(
                     f"it was restarted {budget.used} times before (max_restarts={budget.most}); a reset starts it anew"
                 )
                 raise error
-            logger.warning("%s; restart %d of at most %d", error, budget.used, budget.most)
+            logger.warning("%s; restart %d of at most %d", str(error), budget.used, budget.most)
             await asyncio.sleep(delay)
             try:
                 return await self._replace(index)
             except WorkerError as failure:
                 error = failure
 
-    async def _settle(self, index: int) -> None:
-        """Reset the envs of a new worker; they have lost what they were doing."""
-        envs, restart = self.groups[index], self.budgets[index].used
-        seeds = {env: derived_seed(self._seeds[env], restart) for env in envs if env in self._seeds}
-        body = cloudpickle.dumps({env: ResetArguments({"seed": seed}) for env, seed in seeds.items()})
+    async def _attach(self, indices: Collection[int]) -> None:
         try:
             async with asyncio.timeout(self._timeouts.start):
-                outcome = self._merge([await self._workers[index].channel.request(Opcode.RESET, (), (), body)])
+                await super()._attach(indices)
+        except TimeoutError:
+            raise self._start_error(min(indices), f"did not answer within {self._timeouts.start} s") from None
+
+    async def _settle(self, index: int) -> None:
+        """Reset the envs of a new worker; they have lost what they were doing."""
+        envs = self.groups[index]
+        self._settled[index] += 1
+        seeds = {env: derived_seed(self._seeds[env], self._settled[index]) for env in envs if env in self._seeds}
+        unused = {env: self._unused[env] for env in envs if env in self._unused}
+        arguments = cloudpickle.dumps({env: ResetArguments({"seed": seed}) for env, seed in seeds.items()})
+        channel = self._workers[index].channel
+        try:
+            async with asyncio.timeout(self._timeouts.start):
+                outcome = self._merge([await channel.request(Opcode.RESET, (), (), arguments)])
+                outcome.raise_failure()
+                if unused:
+                    positions = tuple(envs.index(env) for env in unused)
+                    body = self._enclose(unused, unused)
+                    self._merge([await channel.request(Opcode.SEED, (), positions, body)]).raise_failure()
         except TimeoutError:
             raise self._start_error(index, f"did not reset its envs within {self._timeouts.start} s") from None
-        outcome.raise_failure()
-        self._lost.update({env: outcome.objects.get(env, {}).get(ROOT, {}) for env in envs})
+        for env in envs:
+            rows = [row.copy() for row in self._root(env)]
+            self._lost[env] = Loss(rows, outcome.objects.get(env, {}).get(ROOT, {}))
+
+    def _root(self, env: int) -> Rows:
+        """An env's rows of the root, and the one that says where it has its latest values; none if the block is gone."""
+        for family, arrays in zip(self.families, self.arrays, strict=False):
+            if env in family.envs:
+                row = family.envs.index(env)
+                return [array[row : row + 1] for region in (ROOT, STATUS) for array in arrays[region].values()]
+        return []
+
+    def _write_root(self, env: int, values: Rows) -> None:
+        for row, value in zip(self._root(env), values, strict=False):
+            row[...] = value

@@ -37,9 +37,9 @@ class RestartBudget:
             return None
         self.used += 1
         self._hasty = self._hasty + 1 if lived < SHORT_LIFE else 0
-        return 0.0 if self._hasty < 2 else min(FIRST_DELAY * 2 ** (self._hasty - 2), LONGEST_DELAY)
+        return 0.0 if self._hasty < 2 else min(FIRST_DELAY * 2.0 ** min(self._hasty - 2, 64), LONGEST_DELAY)
 
 
 def derived_seed(seed: int, restart: int) -> int:
     """A seed for an env that is built anew: not the one it began with, whose episodes it would play again."""
-    return int(np.random.SeedSequence([seed, restart]).generate_state(1)[0])
+    return int(np.random.SeedSequence([seed % 2**64, restart]).generate_state(1)[0])

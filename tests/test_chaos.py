@@ -1,0 +1,90 @@
+"""A short run of chaos.py, which says what it is; and that it would find what it looks for."""
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import uvloop
+from chaos import Mismatch, Options, run
+
+from aioenvs.batched.exchange import Exchange
+from aioenvs.engine.channel import Channel
+from aioenvs.engine.restarting import RestartingPool
+
+PLAIN = Options(
+    count=3,
+    processes=2,
+    policy="restart",
+    max_restarts=10**6,
+    step_timeout=None,
+    method="forkserver",
+    size=9,
+    loose=False,
+)
+
+
+def go(seed: int, operations: int, options: Options | None = None, factory: Any = None) -> Counter[str]:
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(run(seed, operations=operations, seconds=20, per_round=60, options=options))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("factory", [None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_nothing_comes_back_that_must_not(seed: int, factory: Any) -> None:
+    counts = go(seed, 80, factory=factory)
+    assert counts["step_and_maybe_reset"] > 0
+    assert counts["reset"] > 0
+
+
+def test_one_with_deaths() -> None:
+    counts = go(0, 300, PLAIN)
+    assert counts["lost"] > 0
+    assert counts["cancelled"] > 0
+
+
+def test_a_reply_that_comes_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it would be if nobody counted requests: a reply goes to whoever still waits, and waits first."""
+
+    def reply(self: Channel, frame: Any) -> None:
+        waiting = [sequence for sequence, (future, _) in self._pending.items() if not future.done()]
+        genuine(self, frame._replace(sequence=min(waiting, default=0)))
+
+    genuine = Channel._reply
+    monkeypatch.setattr(Channel, "_reply", reply)
+    monkeypatch.setattr("aioenvs.engine.slots.Slots.unanswered", lambda self, envs: set())
+    monkeypatch.setattr("aioenvs.engine.slots.Slots.drained", lambda self, envs: True)
+    monkeypatch.setattr("aioenvs.engine.slots.Slots.sent", lambda self, envs: None)
+    with pytest.raises(Mismatch):
+        go(1, 2000, replace(PLAIN, policy="raise"))
+
+
+def test_results_that_are_not_copies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Exchange, "_copy", lambda self, region: {k: v[...] for k, v in self._arrays[region].items()})
+    with pytest.raises((Mismatch, RuntimeError, IndexError, ValueError, AssertionError)):
+        go(1, 2000, PLAIN)
+
+
+def test_a_loss_that_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RestartingPool, "_take_lost", lambda self, envs: self._lost.clear() or {})
+    with pytest.raises(Mismatch):
+        go(1, 2000, PLAIN)
+
+
+def test_another_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def values(self: Exchange, region: str, arrays: Any) -> Any:
+        return {key: value + (key == ("reward",)) for key, value in genuine(self, region, arrays).items()}
+
+    genuine = Exchange._values
+    monkeypatch.setattr(Exchange, "_values", values)
+    with pytest.raises(Mismatch, match="the reward for") as caught:
+        go(1, 100, PLAIN)
+    assert any(note.startswith("seed 1, round 0: Options(") for note in caught.value.__notes__)
+    assert any("the last operations" in note for note in caught.value.__notes__)
+
+
+def test_options_are_drawn_by_the_seed() -> None:
+    first, second = (Options.drawn(random.Random(3)) for _ in range(2))
+    assert first == second
