@@ -30,7 +30,8 @@ class Steppable(Protocol):  # documented where they are defined
     """What a rollout needs of an env; its commands return a result, or something that can be awaited for it.
 
     An env whose elements cannot be stepped apart has `step_dims`: how many leading dims of the batch a `_step` mask
-    may tell apart.
+    may tell apart. What an env returns is copied, since it may use its tensors again, unless its `copies_results` is
+    true.
     """
 
     @property
@@ -64,6 +65,7 @@ class RolloutOptions:
     return_contiguous: bool | None = None
     set_truncated: bool = False
     auto_cast_to_device: bool = False
+    storing_device: torch.device | str | int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.max_steps, bool) or not isinstance(self.max_steps, int):
@@ -89,13 +91,13 @@ def rollout(
     act = as_policy(policy, env) if policy is not None else env.rand_action
     if options.auto_cast_to_device:
         act = _cast(act, policy)
-    td = yield from _beginning(env, start, options)
     advance = _Advance(env, options)
+    td = advance.own((yield from _beginning(env, start, options)))
     rows: list[TensorDictBase] = []
     while td is not None:
         td = yield from _acted(act, td)
-        row, td = yield from advance(td, rows)
-        rows.append(row)
+        row, td = yield from advance(td)
+        rows.append(row if options.storing_device is None else row.to(options.storing_device))
         if callback is not None:
             yield from settle(callback(env, row))
     for node in truncated:
@@ -168,21 +170,33 @@ class _Advance:
         self._excluded = (*rewards, *_every_key(env, "action"))
         self._done_keys = tuple(_every_key(env, "done"))
         self._going: torch.Tensor | None = None  # elements that have not finished yet, None for all
+        self._left = options.max_steps
+        self._row: TensorDictBase | None = None  # the last one
+        self._is_own = bool(getattr(env, "copies_results", False))
 
-    def __call__(self, td: TensorDictBase, rows: Sequence[TensorDictBase]) -> Generator[Any, Any, Any]:
-        last = len(rows) + 1 == self._options.max_steps
+    def own(self, td: TensorDictBase) -> TensorDictBase:
+        """What no step will write to."""
+        return td if self._is_own else td.clone()
+
+    def __call__(self, td: TensorDictBase) -> Generator[Any, Any, Any]:
+        self._left -= 1
+        last = not self._left
         if not (self._options.break_when_any_done or self._options.break_when_all_done or last):
-            return (yield from settle(self._env.step_and_maybe_reset(td)))
+            row, following = yield from settle(self._env.step_and_maybe_reset(td))
+            return self._with_own_next(row), self.own(following)
         stepping = self._stepping()
         if stepping is not None:
             td.set("_step", stepping)
-        row = yield from settle(self._env.step(td))
+        row = self._with_own_next((yield from settle(self._env.step(td))))
         over = last or self._over(row.get("next"))
         following = None if over else next_root(row, self._excluded)
         if stepping is not None:
-            row.pop("_step", None)
-            row = merged(stepping, row, rows[-1])
+            row = merged(stepping, row.exclude("_step"), self._row)
+        self._row = row
         return row, following
+
+    def _with_own_next(self, row: TensorDictBase) -> TensorDictBase:
+        return row if self._is_own else row.set("next", row.get("next").clone())
 
     def _stepping(self) -> torch.Tensor | None:
         """Which elements are stepped: those still going, and those that cannot be stepped without them."""
@@ -213,10 +227,11 @@ def _every_key(env: Steppable, kind: str) -> Sequence[Any]:
 
 def _truncated_nodes(env: Steppable) -> list[tuple[str, ...]]:
     """The nodes that can be truncated."""
-    nodes = [path for path, names in nodes_of(env.done_keys).items() if "truncated" in names]
+    keys = _every_key(env, "done")
+    nodes = [path for path, names in nodes_of(keys).items() if "truncated" in names]
     if not nodes:
         raise RuntimeError(
-            f"set_truncated needs envs that declare the key 'truncated', but their done keys are {env.done_keys!r}"
+            f"set_truncated needs envs that declare the key 'truncated', but their done keys are {keys!r}"
         )
     return nodes
 

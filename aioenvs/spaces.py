@@ -129,11 +129,10 @@ def encoded(spec: TensorSpec, value: Any, key: Key) -> Any:
         return spec.encode(value)
     dtype = torch.int64 if isinstance(spec, OneHot | MultiOneHot) or spec.dtype is None else spec.dtype
     try:
-        array = conform(value, numpy_dtype(dtype) or np.dtype(np.float32), np.shape(value), key, 0)
-    except SpecMismatchError as error:
-        raise SpecMismatchError(str(error).removeprefix("env 0: ")) from None
+        shape = np.shape(value)
     except ValueError as error:
         raise SpecMismatchError(f"expected {spec!r} at {key!r}, found a ragged {type(value).__name__}") from error
+    array = conform(value, numpy_dtype(dtype) or np.dtype(np.float32), shape, key)
     try:
         tensor = spec.encode(array)
     except ValueError as error:

@@ -7,17 +7,17 @@ of the path of their own, "[0]", "[1]", so that each has keys and shapes of its 
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
+from aioenvs.engine.copying import received
 from aioenvs.engine.metadata import INPUT, NEXT, ROOT
 from aioenvs.specs import Composite, NonTensor, StackedComposite, TensorSpec
 
-__all__ = ["Key", "Tree", "copied", "deep_copied", "flat_key", "nested_key", "non_tensor", "plain", "region_trees"]
+__all__ = ["Key", "Tree", "copied", "flat_key", "nested_key", "non_tensor", "plain", "region_trees"]
 
 Key = tuple[str, ...]
 NestedKey = str | Key
@@ -190,30 +190,7 @@ def non_tensor(value: Any, depth: int) -> Any:
 
 def copied(value: Any) -> Any:
     """A copy, of a tensor one that keeps its place in a graph of gradients; what cannot be copied is shared."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    try:
-        return deep_copied(value)
-    except Exception:  # whatever an object of the user's raises
-        return value
-
-
-def deep_copied(value: Any) -> Any:
-    """A deep copy; tensors that require grad are the same in it, since copies would have no place in their graph.
-
-    Raises:
-        Exception: Whatever an object of the user's raises.
-    """
-    return copy.deepcopy(value, {id(tensor): tensor for tensor in _tensors(value) if tensor.requires_grad})
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in lists, tuples and dicts, however nested."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(item)
+    return value.clone() if isinstance(value, torch.Tensor) else received(value, keeps_graph=True)
 
 
 def plain(value: Any) -> Any:

@@ -40,6 +40,8 @@ __all__ = ["AIOENVS", "DIFFERENCES", "LIBRARIES", "TORCHRL", "Library", "has_tor
 DIFFERENCES: Mapping[str, str] = {
     "beside a nested done": "TorchRL keeps the root's last observation where nested dones alone ask for a reset",
     "caller's dicts": "TorchRL changes the dicts given as list_of_kwargs, and what is given to all prevails over them",
+    "the argument of a reset": "TorchRL's batched envs change the TensorDict that a reset is given, which others may "
+    "hold; ours return a new one, while single envs update theirs, as TorchRL's do",
     "absent keys": "TorchRL fills keys that a partial reset's input lacks with zeros",
     "final observation": "TorchRL's ParallelEnv loses an env's last observation if the env reuses its arrays",
     "missing info": "TorchRL fails where the info of a reset lacks a key that the reader wants",

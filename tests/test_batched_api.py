@@ -32,8 +32,9 @@ from torch_faces import (
 import aioenvs
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
 from aioenvs.batched.sync import BatchedEnvBase
-from aioenvs.envs import EnvBase, EnvCreator, GymEnv, check_env_specs
+from aioenvs.envs import EnvBase, EnvCreator, GymEnv, check_env_specs, step_mdp
 from aioenvs.errors import AioEnvsError, ClosedError, WorkerStartError
+from aioenvs.specs import Categorical, Composite, Unbounded
 from aioenvs.testing import (
     CountingEnv,
     DynamicShapeEnv,
@@ -477,6 +478,7 @@ async def test_closing_what_is_closed_is_an_error(face: TorchFace) -> None:
 async def test_they_reopen_with_envs_of_their_own(face: TorchFace) -> None:
     env = Driver(face.make(2, TalkingEnv))
     for _ in range(2):
+        await env.start()
         assert await env.read("custom_attr") == ["counting"] * 2
         await env.set_attr("custom_attr", "changed")
         await env.close()
@@ -604,7 +606,10 @@ async def test_a_state_that_is_missing(face: TorchFace) -> None:
             some = {other: state for other, state in states.items() if other != name}
             with pytest.raises(KeyError, match=f"3 envs.*{name}"):
                 await env.load_state_dict(some)
-        await env.load_state_dict({**states, "worker3": states["worker0"]})  # of a larger batch
+        larger = {**states, "worker3": states["worker0"]}
+        with pytest.raises(KeyError, match=r"3 envs.*worker3.*strict=False"):
+            await env.load_state_dict(larger)
+        await env.load_state_dict(larger, strict=False)
 
 
 @over_own_torch_faces
@@ -776,10 +781,138 @@ def test_a_copy_of_envs_that_are_not_started() -> None:
     assert env._env._config.kwargs == ({}, {})
 
 
+# -- what single envs do too --------------------------------------------------------------------------------
+
+
+@over_own_torch_faces
+async def test_maybe_reset(face: TorchFace) -> None:
+    async with face.open(3, CountingEnv, [{"max_steps": count} for count in (1, 2, 1)]) as env:
+        td = await env.step(env.rand_action(await env.reset()))
+        root = step_mdp(td).set("mine", torch.arange(3))
+        following = await env.maybe_reset(root)
+        assert observed(following) == [0, 1, 0]
+        assert following["mine"].tolist() == [0, 1, 2]
+        assert not following["done"].any()
+        assert "_reset" not in following
+        assert "_reset" not in root
+        assert await env.maybe_reset(following) is following
+
+
+@over_own_torch_faces
+async def test_maybe_reset_of_envs_that_differ(face: TorchFace) -> None:
+    async with face.open(2, [functools.partial(Keyed, name) for name in "ab"]) as env:
+        td = await env.step(env.rand_action(await env.reset()))
+        assert (await env.maybe_reset(step_mdp(td)))["x"].tolist() == [[1.0], [1.0]]
+        td["next"][1]["b", "done"].fill_(True)
+        assert (await env.maybe_reset(step_mdp(td)))["x"].tolist() == [[1.0], [0.0]]
+
+
+@over_own_torch_faces
+async def test_a_reset_that_shows_the_masks_only(face: TorchFace) -> None:
+    async with face.open(2, StateEnv) as env:
+        td = await env.step(env.rand_action(await env.reset()))
+        td = step_mdp(td).set("_reset", torch.tensor([[True], [False]]))
+        following = await env.reset(td, select_reset_only=True)
+        assert not following["done"].any()
+        assert await env.reset(td, select_reset_only=True) is not td
+
+
+@over_torch_faces
+async def test_the_mask_of_a_step_stays_unless_nobody_steps(face: TorchFace) -> None:
+    async with face.open(2, face.toys.CountingEnv) as env:
+        td = await env.reset()
+        for mask, stays in (([True, False], True), ([True, True], True), ([False, False], False)):
+            td = env.rand_action(td).set("_step", torch.tensor(mask))
+            td = await env.step(td)
+            assert ("_step" in td) is stays
+            td.pop("_step", None)
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_the_mask_of_a_step_of_a_single_env(mask: bool) -> None:
+    env = CountingEnv()
+    td = env.step(env.rand_action(env.reset()).set("_step", torch.tensor(mask)))
+    assert ("_step" in td) is mask
+
+
+class Keyed(EnvBase):
+    """An env with a key of its own for the action, the reward and the done flags."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.observation_spec = Composite(x=Unbounded((1,)))
+        self.action_spec = Composite({f"push_{name}": Unbounded((1,))})
+        self.reward_spec = Composite({f"gain_{name}": Unbounded((1,))})
+        flag = Categorical(2, (1,), dtype=torch.bool)
+        self.done_spec = Composite({name: Composite(done=flag, terminated=flag.clone(), truncated=flag.clone())})
+
+    def _reset(self, tensordict: Any = None) -> TensorDict:
+        self.x = torch.zeros(1)
+        return TensorDict({"x": self.x})
+
+    def _step(self, tensordict: Any) -> TensorDict:
+        self.x = self.x + 1
+        return TensorDict({"x": self.x, f"gain_{self.name}": tensordict[f"push_{self.name}"]})
+
+    def _set_seed(self, seed: int | None) -> None: ...
+
+
+def test_what_envs_that_differ_leave_behind() -> None:
+    with SerialEnv(2, [functools.partial(Keyed, name) for name in "ab"]) as env:
+        root = env.step_mdp(env.rand_step(env.reset()))
+        assert [sorted(part.keys()) for part in root.tensordicts] == [["a", "x"], ["b", "x"]]
+
+
+@over_one_of_each
+async def test_set_truncated_of_envs_that_differ(face: TorchFace) -> None:
+    async with face.open(2, [functools.partial(Keyed, name) for name in "ab"]) as env:
+        td = await env.rollout(3, set_truncated=True)
+        for part, name in zip(td.unbind(0), "ab", strict=True):
+            assert part["next", name, "truncated"].flatten().tolist() == [False, False, True]
+            assert part["next", name, "done"].flatten().tolist() == [False, False, True]
+
+
+@over_plain_classes
+def test_options_of_the_other_class(cls: Any) -> None:
+    same = {"serial_for_single": False, "non_blocking": True, "daemon": True, "shutdown_timeout": 3.0}
+    with cls(2, CountingEnv, **same) as env:
+        assert env.reset().batch_size == (2,)
+    if cls is ParallelEnv:
+        assert env._env._config.timeouts.close == 3.0
+        with pytest.raises(ValueError, match="close_timeout"):
+            cls(2, CountingEnv, shutdown_timeout=-1)
+    else:
+        with pytest.raises(TypeError, match="mp_start_method"):
+            cls(2, CountingEnv, mp_start_method="spawn")
+
+
+def test_methods_for_tests_and_searches() -> None:
+    with SerialEnv(2, CountingEnv) as env:
+        env.check_env_specs(seed=0)
+        assert env.cardinality() == env.full_action_spec.cardinality()
+        assert env.all_actions().batch_size == (env.cardinality(), 2)
+
+
+@over_torch_faces
+async def test_what_becomes_of_the_argument_of_a_reset(face: TorchFace) -> None:
+    async with face.open(2, face.toys.CountingEnv) as env:
+        td = await env.step(env.rand_action(await env.reset()))
+        root = td["next"].exclude("reward").set("_reset", torch.tensor([[True], [False]]))
+        following = await env.reset(root)
+        assert observed(following) == [0, 1]
+        if face.library.differs("the argument of a reset"):
+            assert following is root
+        else:
+            assert following is not root
+            assert observed(root) == [1, 1]
+
+
 # -- texts and signatures -----------------------------------------------------------------------------------
 
 SIGNATURES = {
-    "reset": ["tensordict", "list_of_kwargs", "kwargs"],
+    "reset": ["tensordict", "list_of_kwargs", "select_reset_only", "kwargs"],
+    "maybe_reset": ["tensordict"],
     "step": ["tensordict"],
     "step_and_maybe_reset": ["tensordict"],
     "rand_step": ["tensordict"],

@@ -14,6 +14,7 @@ from faces import PROCESS_FACES, Face, acting, call, in_thread, masked, observed
 from failing_envs import CountingEnv, Gate, numbered
 from processes import still_alive
 
+from aioenvs import AsyncParallelEnv
 from aioenvs.batched.config import START_METHODS
 from aioenvs.engine import process
 from aioenvs.errors import AioEnvsError, ClosedError, WorkerDiedError
@@ -277,3 +278,33 @@ async def test_close_after_each_kind_of_failure(process_face: Face) -> None:
         await call(env.step, masked("_step", 3, [2]).update(acting([0] * 3)))
     await call(env.close)
     assert gone(workers)
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["asked for", "restarts"])
+async def test_closed_while_a_worker_is_replaced(restarts: bool) -> None:
+    """Whoever waits for the replacement hears that the envs were closed, and is not cancelled himself."""
+    options: dict[str, Any] = {"on_worker_death": "restart"} if restarts else {}
+    env = AsyncParallelEnv(2, CountingEnv, create_env_kwargs=numbered(2), num_processes=1, **options)
+    await env.reset()
+    (worker,) = processes(env)
+    pool = env._pool
+    replacing = asyncio.Event()
+    bring_back = pool._bring_back
+
+    async def announced(index: int) -> None:
+        replacing.set()
+        await bring_back(index)
+
+    pool._bring_back = announced
+    worker.kill()
+    asking = asyncio.ensure_future(env.step(acting([0, 0])))
+    if not restarts:
+        with pytest.raises(WorkerDiedError):
+            await asking
+        asking = asyncio.ensure_future(env.reset())
+    await replacing.wait()
+    await env.close()
+    with pytest.raises(ClosedError, match="were closed while a request waited for them"):
+        await asking
+    assert not asking.cancelled()
+    assert gone([worker], 10)

@@ -223,7 +223,8 @@ async def test_the_death_of_the_launcher(process_face: Face) -> None:
         await face.call(env.reset)
         workers = [psutil.Process(pid) for pid in env.pids]
         for launcher in list(process._launchers.values()):
-            await kill_and_reap(launcher.pid)
+            if launcher.alive:
+                await kill_and_reap(launcher.pid)
         with pytest.raises(WorkerDiedError, match="launcher"):
             await step_until_it_fails(face, env)
         assert observed(await face.call(env.reset)) == [[i, 1, 0, 0] for i in range(4)]

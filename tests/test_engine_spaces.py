@@ -88,7 +88,7 @@ class Stored:
         layout = Layout.of(NUM_ENVS, {"root": fixed})
         self.arrays = layout.arrays(bytearray(max(1, layout.end)))["root"]
         self.objects: Objects = {}
-        self.write = writer(space, key, self.arrays, self.objects, ROW)
+        self.write = writer(space, key, self.arrays, self.objects, ROW, f"env {ROW}")
         self.read = reader(space, key, self.arrays, self.objects, ROW)
 
 
@@ -292,14 +292,19 @@ def test_integers_arrive_unchanged_or_not_at_all(numbers: list[int], code: str) 
     bounds = np.iinfo(dtype)
     fits = all(bounds.min <= number <= bounds.max for number in numbers)
     if fits:
-        assert conform(numbers, dtype, (len(numbers),), KEY, 0).tolist() == numbers
+        assert conform(numbers, dtype, (len(numbers),), KEY).tolist() == numbers
     else:
         with pytest.raises(SpecMismatchError):
-            conform(numbers, dtype, (len(numbers),), KEY, 0)
+            conform(numbers, dtype, (len(numbers),), KEY)
+
+
+def test_integers_of_which_numpy_makes_floats_arrive_unchanged() -> None:
+    numbers = [0, 2**63 + 1]
+    assert conform(numbers, np.dtype("u8"), (2,), KEY).tolist() == numbers
 
 
 def test_conform_gives_exactly_the_dtype_asked_for() -> None:
-    assert conform(1, np.dtype(">f4"), (), KEY, 0).dtype == np.dtype(">f4")
+    assert conform(1, np.dtype(">f4"), (), KEY).dtype == np.dtype(">f4")
 
 
 # -- choices --------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from aioenvs.engine.seeding import next_seed
 from aioenvs.envs import EnvBase, check_env_specs
 from aioenvs.errors import ClosedError, SpecMismatchError
 from aioenvs.specs import Bounded, Categorical, Composite, NonTensor, OneHot, Unbounded
+from aioenvs.testing import CountingEnv, ParameterEnv
 
 
 def _rows(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -664,7 +665,7 @@ def test_a_step_of_some_repeats_the_root_elsewhere(shape: tuple[int, ...]) -> No
     td = acted(env, env.step(acted(env))["next"].select("count", "done", "terminated"))
     td["_step"] = torch.tensor([True, False, True]).reshape(shape)
     assert env.step(td) is td
-    assert "_step" not in td
+    assert td["_step"].flatten().tolist() == [True, False, True]
     assert td["next", "count"].flatten().tolist() == [2, 1, 2]
     assert td["next", "reward"].flatten().tolist() == [2, 0, 2]
     assert not td["next", "done"].any()
@@ -1117,3 +1118,85 @@ def test_agents_of_different_shapes() -> None:
     td = env.rollout(5, break_when_any_done=False, return_contiguous=False)
     assert isinstance(td, LazyStackedTensorDict)
     assert [row["next", "agents"][1]["x"][0].item() for row in td.unbind(0)] == [1, 2, 1, 2, 1]
+
+
+# -- options of the constructor, and what envs offer besides ---------------------------------------------------
+
+
+class Loose(Counter):
+    """Says itself that its specs are not locked."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(1, spec_locked=False, **options)
+
+
+class Late(Counter):
+    """Asks itself for what is not supported."""
+
+    def __init__(self) -> None:
+        super().__init__(1, auto_reset=True)
+
+
+def test_options_that_a_subclass_gives_to_the_constructor() -> None:
+    env = Loose()
+    assert not env.is_spec_locked
+    env.observation_spec["more"] = Unbounded((1, 1))
+    assert not Counter(1, spec_locked=False).is_spec_locked
+    assert Counter(1).is_spec_locked
+    with pytest.raises(NotImplementedError, match="Late: auto_reset=True"):
+        Late()
+
+
+def test_an_action_cannot_be_called_done() -> None:
+    class Confused(Counter):
+        def __init__(self) -> None:
+            super().__init__(1)
+            self.action_spec = Composite(done=Unbounded((1, 1)), shape=(1,))
+
+    with pytest.raises(RuntimeError, match="'done' collides: it is in action_spec and in done_spec"):
+        Confused()
+    env = Counter(1)
+    with pytest.raises(RuntimeError, match="'terminated' collides"):
+        env.action_spec = Composite(terminated=Unbounded((1, 1)), shape=(1,))
+    assert env.action_keys == ["action"]
+
+
+@pytest.mark.parametrize("flags", [(None, None), (False, True), (False, False)])
+def test_a_rollout_keeps_what_an_env_writes_over(flags: tuple[bool | None, bool | None]) -> None:
+    env = CountingEnv(max_steps=2, in_place=True)
+    options = {"break_when_any_done": flags[0], "break_when_all_done": flags[1]}
+    steps = 4 if flags == (False, False) else 2
+    seen = []
+    td = env.rollout(4, callback=lambda env, td: seen.append(td["next", "observation"].item()), **options)
+    assert td["observation"].flatten().tolist() == [0, 1, 0, 1][:steps]
+    assert td["next", "observation"].flatten().tolist() == seen == [1, 2, 1, 2][:steps]
+
+
+def test_a_rollout_that_copies_keeps_gradients() -> None:
+    env = ParameterEnv()
+    td = env.rollout(3)
+    td["next", "reward"].sum().backward()
+    assert all(parameter.grad is not None for parameter in env.parameters())
+
+
+def test_where_a_rollout_is_kept() -> None:
+    env = Counter(2)
+    td = env.rollout(3, storing_device="meta", trust_policy=True)
+    assert td["next", "count"].device.type == "meta"
+    assert env.rollout(2, storing_device="cpu").device == torch.device("cpu")
+
+
+def test_all_actions() -> None:
+    class Choosing(Counter):
+        def __init__(self) -> None:
+            super().__init__(2)
+            self.action_spec = Categorical(3, (2,), mask=torch.tensor([True, False, True]))
+
+    env = Choosing()
+    assert (env.cardinality(), Counter(2).calls) == (3, [])
+    assert env.all_actions()["action"].tolist() == [[0, 0], [2, 2]]
+    env.all_actions(TensorDict(batch_size=[2]))
+    assert env.calls == ["reset"]
+    env.check_env_specs(check_dtype=False)
+    with pytest.raises(NotImplementedError, match="cannot be listed"):
+        Counter(2).all_actions()

@@ -7,12 +7,13 @@ import copy
 import threading
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from talking_envs import DumbEnv, TalkingEnv, numbered
 from torch_faces import OWN_TORCH_FACES, TORCH_FACES, TorchFace, over_own_torch_faces, over_torch_faces
 
-from aioenvs import AsyncParallelEnv, AsyncSerialEnv
+from aioenvs import AsyncParallelEnv, AsyncSerialEnv, SerialEnv
 from aioenvs.envs import GymEnv
 from aioenvs.errors import AioEnvsError
 
@@ -91,11 +92,78 @@ def test_a_name_with_an_underscore_is_never_asked_of_the_envs(face: TorchFace) -
 
 
 @over_plain_faces
-def test_an_attribute_starts_the_envs(face: TorchFace) -> None:
+def test_a_probe_starts_nobody(face: TorchFace) -> None:
     env = face.make(2, TalkingEnv, numbered(2))
-    assert env.index == [0, 1]
-    assert not env.is_closed
-    env.close()
+    for _ in range(2):
+        assert not hasattr(env, "index")
+        with pytest.raises(AttributeError, match=r"'index'.*start\(\) comes first"):
+            env.index  # noqa: B018
+        with pytest.raises(AttributeError, match="'index'"):
+            env[0].index  # noqa: B018
+        assert env.is_closed
+        with env:
+            assert env.index == [0, 1]
+
+
+@over_plain_faces
+def test_an_unknown_name_is_one_of_the_batch(face: TorchFace) -> None:
+    with (
+        face.make(2, TalkingEnv) as env,
+        pytest.raises(AttributeError, match=r"neither <.*Env num_workers=2.*telepathy"),
+    ):
+        env.telepathy  # noqa: B018
+
+
+@over_plain_faces
+def test_an_attribute_of_the_envs_cannot_be_hidden(face: TorchFace) -> None:
+    env = face.make(2, TalkingEnv, numbered(2))
+    env.tag = "before the start"
+    with env:
+        for name in ("index", "echo", "custom_property"):
+            with pytest.raises(AttributeError, match=rf"set_attr\('{name}', value\)"):
+                setattr(env, name, 7)
+        with pytest.raises(AttributeError, match="set_attr"):
+            env[0].index = 7
+        assert env.index == [0, 1]
+        env.tag, env.other, env._index_of_mine = "mine", "mine", 3
+        assert (env.tag, env.other) == ("mine", "mine")
+
+
+class Scored(SerialEnv):
+    """A batch with attributes and modules of its own."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.scores = [1, 2]
+        self.net = torch.nn.Linear(1, 1)
+
+
+class AsyncScored(AsyncSerialEnv):
+    """The same with coroutines."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.scores = [1, 2]
+
+
+def test_a_subclass_has_attributes_of_its_own() -> None:
+    with Scored(2, TalkingEnv, create_env_kwargs=numbered(2)) as env:
+        assert (env.scores, env.index, env.net.in_features) == ([1, 2], [0, 1], 1)
+        env.net = torch.nn.Linear(2, 1)
+        assert env.net.in_features == 2
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda env: cloudpickle.loads(cloudpickle.dumps(env))])
+async def test_a_copy_of_a_subclass_has_its_attributes(copied: Any) -> None:
+    with Scored(2, TalkingEnv, create_env_kwargs=numbered(2)) as env:
+        env.scores.append(3)
+        twin = copied(env)
+        assert (type(twin), twin.scores, twin.net.in_features, twin.is_closed) == (Scored, [1, 2, 3], 1, True)
+        with twin:
+            assert twin.index == env.index == [0, 1]
+    async with AsyncScored(2, TalkingEnv) as whole:
+        twin = copied(whole)
+        assert (type(twin), twin.scores, twin.is_closed, whole.is_closed) == (AsyncScored, [1, 2], True, False)
 
 
 @over_plain_faces
@@ -141,6 +209,8 @@ async def test_what_cannot_leave_its_process_is_an_error_and_kills_nobody(face: 
 
 @over_own_torch_faces
 async def test_what_cannot_be_sent_is_an_error_and_asks_nobody(face: TorchFace) -> None:
+    if not face.in_processes:
+        pytest.skip("in the same process it need not be sent")
     async with face.open(2, TalkingEnv) as env:
         with pytest.raises(TypeError, match="lock"):
             await env.ask("note", [threading.Lock()])

@@ -1,5 +1,7 @@
 """Gymnasium envs that draw from the generators of the process: each has streams of its own once it is seeded."""
 
+import functools
+import importlib
 import random
 from typing import Any
 
@@ -9,8 +11,8 @@ import pytest
 import torch
 from faces import Face
 
-from aioenvs import AsyncParallelEnv, SerialEnv
-from aioenvs.engine.streams import NUMPY, PYTHON, TRIAL, TrialStreams
+from aioenvs import AsyncParallelEnv, ParallelEnv, SerialEnv
+from aioenvs.engine.streams import NUMPY, PYTHON, TRIAL, Generators, Streams, TrialStreams, torch_generator
 
 NUM_ENVS = 4
 
@@ -20,17 +22,22 @@ class SharedDiceEnv(gym.Env[Any, Any]):
 
     Args:
         late: The step, counted over all episodes, from which it draws from the process's generators.
+        torch_too: Whether it uses torch.
     """
 
-    observation_space = gym.spaces.Box(-1, 1, (3,), np.float64)
+    observation_space = gym.spaces.Box(-1, 1, (4,), np.float64)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, late: int = 0) -> None:
+    def __init__(self, late: int = 0, torch_too: bool = False) -> None:
         self.late = late
+        self.torch = importlib.import_module("torch") if torch_too else None
         self.steps = 0
 
     def observation(self) -> Any:
-        shared = [random.random(), np.random.rand()] if self.steps >= self.late else [0.0, 0.0]
+        shared = [0.0, 0.0, 0.0]
+        if self.steps >= self.late:
+            last = 0.0 if self.torch is None else self.torch.rand((), dtype=self.torch.float64).item()
+            shared = [random.random(), np.random.rand(), last]
         return np.array([*shared, self.np_random.random()])
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -42,9 +49,26 @@ class SharedDiceEnv(gym.Env[Any, Any]):
         return self.observation(), 1.0, self.steps % 5 == 0, False, {}
 
 
+class TorchDiceEnv(SharedDiceEnv):
+    """The same with torch."""
+
+    def __init__(self, late: int = 0) -> None:
+        super().__init__(late, torch_too=True)
+
+
 def drawn_by_hand(seed: int) -> list[float]:
     """The first draws of an env that is alone with its generators."""
     return [random.Random(seed).random(), np.random.RandomState(seed).rand()]
+
+
+@functools.cache
+def trajectory(late: int, processes: int, repetition: int = 0) -> torch.Tensor:
+    """What two envs that use torch observe in many steps, given the seed 3."""
+    make = functools.partial(ParallelEnv, num_processes=processes) if processes else SerialEnv
+    with make(2, TorchDiceEnv, create_env_kwargs={"late": late}) as env:
+        env.set_seed(3)
+        observations: torch.Tensor = env.rollout(3 * TRIAL, break_when_any_done=False)["next", "observation"]
+        return observations
 
 
 async def test_trajectories_do_not_depend_on_who_shares_the_process(face: Face) -> None:
@@ -58,6 +82,32 @@ async def test_trajectories_do_not_depend_on_who_shares_the_process(face: Face) 
         found = await face.call(env.rollout, 100, break_when_any_done=False)
     assert torch.equal(found["next", "observation"], expected)
     assert len(expected[..., :2].unique()) == expected[..., :2].numel()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_seeds_reach_torch_too(processes: int) -> None:
+    expected = trajectory(0, 0)
+    assert torch.equal(trajectory(0, processes), expected)
+    assert len(expected[..., :3].unique()) == expected[..., :3].numel()
+
+
+def test_seeds_reach_envs_that_begin_to_draw_late_and_have_their_process_to_themselves() -> None:
+    late = trajectory(2 * TRIAL, 2)
+    torch.manual_seed(3)
+    assert late[0, 2 * TRIAL - 1, :3].tolist() == [*drawn_by_hand(3), torch.rand((), dtype=torch.float64).item()]
+
+
+def test_draws_that_begin_late_can_be_repeated_with_as_many_processes() -> None:
+    late = trajectory(2 * TRIAL, 1)
+    assert (late[:, -1, :3] != 0).all()
+    assert torch.equal(trajectory(2 * TRIAL, 1, repetition=1), late)
+
+
+def test_numpys_stream_is_the_envs_own_however_late_it_draws() -> None:
+    numbers = [trajectory(2 * TRIAL, processes)[..., 1] for processes in (0, 1, 2)]
+    assert torch.equal(numbers[0], numbers[1])
+    assert torch.equal(numbers[0], numbers[2])
+    assert numbers[0][0, 2 * TRIAL - 1] == np.random.RandomState(3).rand()
 
 
 async def test_the_streams_are_those_of_the_seed(face: Face) -> None:
@@ -97,30 +147,64 @@ async def test_an_env_that_begins_to_draw_late_is_not_helped() -> None:
     assert shared[1].tolist() != drawn_by_hand(0)
 
 
-def test_a_trial_ends_when_nothing_was_drawn() -> None:
-    idle, busy = TrialStreams(PYTHON, NUMPY), TrialStreams(PYTHON, NUMPY)
+def test_after_a_trial_it_goes_on_with_what_was_drawn_from() -> None:
+    idle, busy = TrialStreams(), TrialStreams()
+    assert idle.settled() is None
     for streams in (idle, busy):
         streams.seed(1)
     for _ in range(TRIAL):
-        assert not idle.are_idle
+        assert idle.settled() is idle
         with idle:
             pass
-        with busy:
-            np.random.rand()
-    assert idle.are_idle
-    assert not busy.are_idle
+        busy.run(random.random)
+    shared, kept = random.Random(1), idle.settled()
+    assert kept is not None
+    random.seed(1)
+    assert kept.run(random.random) == shared.random()  # no more of its own
+    assert kept.run(np.random.rand) == np.random.RandomState(1).rand()
+    rest = busy.settled()
+    assert rest is not None
+    own = random.Random(1)
+    expected = [own.random() for _ in range(TRIAL + 1)][-1]
+    assert rest.run(random.random) == expected
+    assert random.random() == shared.random()
     idle.seed(2)
-    assert not idle.are_idle
+    assert idle.settled() is idle
 
 
-@pytest.mark.parametrize("generator", [PYTHON, NUMPY])
+@pytest.mark.parametrize("use", [Generators.LEFT, Generators.OWNED])
+def test_where_nothing_is_exchanged_there_is_nothing_to_go_on_with(use: Generators) -> None:
+    random.seed(5)
+    before = random.getstate(), np.random.mtrand.get_bit_generator()
+    streams = TrialStreams(use)
+    streams.seed(3)
+    drawn = random.random()
+    random.setstate(before[0])
+    np.random.mtrand.set_bit_generator(before[1])
+    assert streams.settled() is None
+    assert drawn == (random.Random(3).random() if use is Generators.OWNED else random.Random(5).random())
+
+
+def test_an_exception_within_numpys_stream_leaves_it_where_it_was() -> None:
+    streams = TrialStreams()
+    streams.seed(1)
+    for _ in range(TRIAL):
+        streams.run(int)
+    numpys, before = streams.settled(), np.random.mtrand.get_bit_generator()
+    assert numpys is not None
+    with pytest.raises(ValueError, match="invalid literal"):
+        numpys.run(int, "x")
+    assert np.random.mtrand.get_bit_generator() is before
+
+
+@pytest.mark.parametrize("generator", [PYTHON, NUMPY, torch_generator(torch)], ids=["python", "numpy", "torch"])
 def test_a_mark_changes_with_each_draw(generator: Any) -> None:
-    draw = random.random if generator is PYTHON else np.random.rand
-    streams = TrialStreams(generator)
+    draw = random.random if generator is PYTHON else np.random.rand if generator is NUMPY else lambda: torch.rand(())
+    streams = Streams(generator)
     streams.seed(0)
     marks = set()
-    for _ in range(3):
+    for _ in range(700):
         with streams:
             draw()
             marks.add(generator.mark(generator.get()))
-    assert len(marks) == 3
+    assert len(marks) == 700

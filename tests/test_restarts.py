@@ -421,7 +421,7 @@ async def test_closed_during_a_restart(gate: Gate) -> None:
     stepping = asyncio.create_task(env.step(acting([0])))
     await gate.arrival()
     await env.close()
-    with pytest.raises(ClosedError, match="env 0 were closed while a (worker of theirs|request waited)"):
+    with pytest.raises(ClosedError, match=r"env 0 were closed while"):
         await stepping
     assert env.is_closed
 

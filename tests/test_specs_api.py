@@ -504,3 +504,91 @@ def test_infinite_bounds_are_kept() -> None:
     spec = Bounded(-math.inf, math.inf, (2,))
     spec.low = 0
     assert spec == Bounded(0, math.inf, (2,))
+
+
+# -- locks ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_locked_composite_keeps_its_device_and_names(stacked: bool) -> None:
+    spec = hetero() if stacked else Composite(a=Categorical(3, (2,)), shape=(2,), device="cpu")
+    names, device = spec.names, spec.device
+    spec.lock_()
+    for change in (
+        lambda: spec.clear_device_(),
+        lambda: setattr(spec, "names", ["x"]),
+        lambda: spec.refine_names("x"),
+        lambda: setattr(spec, "device", "meta"),
+        lambda: setattr(spec, "device", None),
+    ):
+        with pytest.raises(RuntimeError, match="locked"):
+            change()
+    assert (spec.names, spec.device) == (names, device)
+
+
+def test_the_mask_of_a_leaf_can_be_changed_in_a_locked_composite() -> None:
+    """As in TorchRL."""
+    spec = Composite(a=Categorical(3, (2,)), shape=(2,)).lock_()
+    spec["a"].update_mask(torch.tensor([False, False, True]))
+    assert spec.rand()["a"].tolist() == [2, 2]
+
+
+# -- values as indices, and what else there is ------------------------------------------------------------------
+
+
+def test_binary_is_a_categorical_of_two() -> None:
+    spec = Binary(3)
+    value = torch.tensor([0, 1, 0], dtype=torch.int8)
+    assert spec.to_one_hot(value, safe=True).int().tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert spec.to_one_hot_spec() == OneHot(2, (3, 2))
+    assert spec.to_one_hot_spec().is_in(spec.to_one_hot(value))
+    assert spec.to_categorical(value) is value
+    assert spec.to_categorical_spec() is spec
+    with pytest.raises(SpecMismatchError):
+        spec.to_one_hot(value + 1, safe=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float32, torch.int64])
+def test_the_mask_of_binary(dtype: torch.dtype) -> None:
+    spec = Binary(2, dtype=dtype)
+    spec.update_mask(torch.tensor([[True, False], [True, True]]))
+    assert spec.mask is not None
+    assert {tuple(row) for row in spec.rand((50,)).int().tolist()} == {(0, 0), (0, 1)}
+    assert not spec.is_in(torch.ones(2, dtype=dtype))
+    assert spec.project(torch.ones(2, dtype=dtype)).int().tolist() == [0, 1]
+    assert "masked" in repr(spec)
+    assert Binary(2, mask=spec.mask, dtype=dtype) == spec != Binary(2, dtype=dtype)
+    assert spec.expand(4, 2).rand()[:, 0].int().tolist() == [0] * 4
+    spec.update_mask(None)
+    assert spec == Binary(2, dtype=dtype)
+
+
+def test_a_value_is_an_index() -> None:
+    data = torch.arange(100) * 10
+    hot = OneHot(100)
+    value = hot.encode(50)
+    assert hot.index(value, data).tolist() == [500]
+    assert hot.to_categorical_spec().index(hot.to_categorical(value), data).item() == 500
+    assert Categorical(3, (2,), start=1).index(torch.tensor([1, 3]), torch.tensor([5, 6, 7])).tolist() == [5, 7]
+    rows = torch.stack([data, data + 1])
+    assert hot.index(hot.encode([1, 2]), rows).tolist() == [[10], [21]]
+    assert hot.index(value, rows).tolist() == [[500], [501]]
+    several = MultiOneHot([2, 3])
+    assert several.index(several.encode([1, 2]), torch.tensor([1, 2, 10, 20, 30])).tolist() == [2, 30]
+    for spec in (Bounded(0, 1, shape=(2,)), Unbounded((2,)), Composite()):
+        with pytest.raises(NotImplementedError, match="is no index"):
+            spec.index(torch.zeros(2), data)
+    for spec in (hot, hot.to_categorical_spec()):
+        with pytest.raises(TypeError, match="expected a"):
+            spec.index(50, data)
+
+
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_values_are_put_into_a_tensordict(lead: tuple[int, ...]) -> None:
+    spec = Composite(a=Bounded(0.25, 0.75, shape=(2, 1)), shape=(2,))
+    td = TensorDict({"mine": torch.ones(*lead, 2)}, [*lead, 2])
+    assert spec.zeros_update(td) is td
+    assert (td["a"].shape, td["a"].sum()) == ((*lead, 2, 1), 0)
+    assert spec.ones_update(td)["a"].min() == 1
+    assert spec.is_in(spec.rand_update(td))
+    assert td["mine"].all()

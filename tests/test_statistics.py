@@ -166,7 +166,6 @@ async def test_a_cancelled_step_has_taken_its_time(gate: Gate) -> None:
         assert env.statistics().max_step_seconds[0] > 0
 
 
-@pytest.mark.xfail(strict=True, reason="a step that died is still timed when its envs answer to something else")
 async def test_the_time_of_a_step_that_never_came_back_does_not_count() -> None:
     kwargs = numbered(1, {0: {"fault": faults.kill_itself, "at": (1, 1)}})
     async with AsyncParallelEnv(1, CountingEnv, create_env_kwargs=kwargs) as env:

@@ -1,6 +1,8 @@
 """Random streams of an env's own: what a seed makes them, and that they leave no trace when the env does not run."""
 
+import os
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from aioenvs.engine.streams import NUMPY, PYTHON, Streams
+from aioenvs import AsyncParallelEnv, SerialEnv
+from aioenvs.engine.streams import NUMPY, PYTHON, Generators, Streams, TrialStreams, here, leave_alone
 from aioenvs.envs.adapter import TORCH
+from aioenvs.testing import CountingEnv, RandomEnv
 
 SEEDS = [0, 3, 2**31, 2**32 - 2]
 
@@ -155,3 +159,144 @@ def test_they_can_be_nested() -> None:
         found.append(draw())
     assert found == outer_expected
     assert states() == before
+
+
+# -- threads and forks ----------------------------------------------------------------------------------
+
+
+def test_streams_of_other_threads_wait() -> None:
+    before, entered, order = states(), threading.Event(), []
+
+    def other() -> None:
+        streams = own_streams(4)
+        entered.set()
+        with streams:
+            order.append(draw())
+
+    thread = threading.Thread(target=other)
+    with own_streams(3):
+        thread.start()
+        entered.wait()
+        thread.join(0.05)  # more than enough to get there, if nothing kept it
+        order.append(draw())
+    thread.join()
+    assert states() == before
+    seed_by_hand(3)
+    first = draw()
+    seed_by_hand(4)
+    assert order == [first, draw()]
+
+
+class Meeting(CountingEnv):
+    """Draws from the process's generators, and lets other threads have their turn in between."""
+
+    def _reset(self, tensordict: Any = None, **kwargs: Any) -> Any:
+        self.draws = [draw() for _ in range(3) if self.turn() is None]
+        return super()._reset(tensordict, **kwargs)
+
+    def turn(self) -> None:
+        threading.Event().wait(0.001)
+
+
+def test_batches_in_two_threads_leave_the_callers_generators_in_place() -> None:
+    before, found = states(), {}
+
+    def run(seed: int) -> None:
+        with SerialEnv(2, Meeting) as env:
+            env.set_seed(seed, static_seed=True)
+            for _ in range(5):
+                env.reset()
+            found[seed] = env.get_attr("draws")
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in (3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert states() == before
+    for seed in (3, 4):
+        seed_by_hand(seed)
+        assert found[seed] == [[draw() for _ in range(15)][-3:]] * 2
+
+
+def test_a_batch_in_an_env_has_streams_on_top() -> None:
+    before = random.getstate(), np.random.mtrand.get_bit_generator()
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)  # of the random actions
+        with SerialEnv(2, lambda: SerialEnv(2, lambda: RandomEnv("random"))) as env:
+            env.set_seed(3)
+            results.append(env.rollout(3, break_when_any_done=False)["next", "observation"])
+    assert torch.equal(*results)
+    assert (random.getstate(), np.random.mtrand.get_bit_generator()) == before
+
+
+def batch_in_a_thread() -> SerialEnv:
+    return SerialEnv(1, lambda: RandomEnv("random"))
+
+
+async def test_a_batch_in_a_thread_of_a_batch_leaves_the_generators_alone() -> None:
+    async with AsyncParallelEnv(2, batch_in_a_thread, backend="thread") as env:
+        await env.set_seed(5)
+        random.seed(3)
+        expected = sorted(random.random() for _ in range(2))
+        random.seed(3)
+        td = await env.reset()
+    assert sorted(td["observation"].flatten().tolist()) == pytest.approx(expected)
+
+
+def test_a_thread_is_told_for_itself() -> None:
+    found = []
+
+    def run() -> None:
+        leave_alone()
+        found.append(here())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [Generators.LEFT]
+    assert here() is Generators.EXCHANGED
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_does_not_wait_for_a_thread_that_it_has_not() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with own_streams(3):
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    pid = os.fork()
+    if pid == 0:
+        waiting = threading.Timer(10, os._exit, [1])
+        waiting.daemon = True
+        waiting.start()
+        with own_streams(4):
+            pass
+        os._exit(0)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_generator_that_cannot_be_put_in_place_keeps_nobody_waiting() -> None:
+    def refuse(state: Any) -> None:
+        raise ValueError("no")
+
+    streams = Streams(PYTHON._replace(set=refuse))
+    streams.seed(3)
+    with pytest.raises(ValueError, match="no"), streams:
+        pass
+    thread = threading.Thread(target=TrialStreams().run, args=(int,))
+    thread.start()
+    other = threading.Thread(target=lambda: own_streams(4).run(draw))
+    other.start()
+    other.join(10)
+    assert not other.is_alive()
+    thread.join()

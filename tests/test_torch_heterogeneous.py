@@ -569,3 +569,18 @@ async def test_batches_of_batches_with_objects_and_more(face: TorchFace) -> None
     async with face.open(2, lambda: SerialEnv(2, HeterogeneousCountingEnv)) as env:
         rollout = await env.rollout(7, break_when_any_done=False)
         assert rollout[1, 1]["lazy"][:, 2]["observation"].shape == (7, 3)
+
+
+def test_masks_that_only_some_envs_have_a_place_for_are_refused() -> None:
+    make = [lambda: NestedCountingEnv(name="data"), lambda: NestedCountingEnv(name="other")]
+    with SerialEnv(2, make) as env:
+        td = env.reset()
+        _, td = env.step_and_maybe_reset(env.rand_action(td))
+        td[0].set(("data", "_reset"), torch.ones_like(td[0]["data", "done"]))
+        with pytest.raises(ValueError, match="use one mask at the root"):
+            env.reset(td)
+        del td[0]["data", "_reset"]
+        mask = torch.tensor([True, False])
+        found = env.reset(td.set("_reset", mask))
+        assert (found[0]["data", "observation"] == 0).all()
+        assert (found[1]["other", "observation"] == 1).all()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import gc
+import itertools
 from typing import Any
 
 import cloudpickle
@@ -16,8 +18,10 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch_faces import ASYNC_TORCH_FACES, OWN_TORCH_FACES, Driver, TorchFace, over_own_torch_faces
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
+from aioenvs.batched import scope
 from aioenvs.envs import EnvBase
 from aioenvs.errors import AioEnvsError, ConcurrencyError
+from aioenvs.specs import Bounded
 from aioenvs.testing import HeterogeneousCountingEnv, ParameterEnv, RandomEnv, StateEnv
 
 over_async_faces = pytest.mark.parametrize("face", ASYNC_TORCH_FACES)
@@ -467,3 +471,63 @@ async def test_views_of_heterogeneous_agents_and_of_states(face: TorchFace) -> N
         td["count"] += torch.tensor([[7], [0]])
         await view.step(td)
         assert td["next", "count"].flatten().tolist() == [8, 1]
+
+
+# -- how many are remembered --------------------------------------------------------------------------------
+
+
+def test_views_share_what_they_can_and_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scope, "MAX_SCOPES", 8)
+    with SerialEnv(6, TalkingEnv, create_env_kwargs=numbered(6)) as env:
+        running = env._env._running
+        assert running is not None
+        first, second = env[[0, 1]], env[[5, 3]]
+        assert first.output_spec is second.output_spec
+        for low, high in itertools.permutations(range(6), 2):
+            assert env[[low, high]].index == [low, high]
+        assert len(running._scopes) == 8
+        assert len(running._looks) == 2
+        assert first.index == [0, 1]
+        assert env.index == [0, 1, 2, 3, 4, 5]
+
+
+def test_views_of_envs_with_other_bounds_look_different() -> None:
+    with SerialEnv(3, ParameterEnv) as env:
+        assert env[[0, 1]].action_spec == env[[1, 2]].action_spec
+    makers = [functools.partial(BoundedEnv, high) for high in (1.0, 2.0, 1.0)]
+    with SerialEnv(3, makers) as env:
+        highs = [env[i].action_spec.high.item() for i in range(3)]
+        assert highs == [1.0, 2.0, 1.0]
+        assert env[[0, 2]].output_spec is env[[2, 0]].output_spec
+        assert [spec.high.item() for spec in env[[1, 0]].action_spec.unbind(0)] == [2.0, 1.0]
+        assert [spec.high.item() for spec in env[[0, 1]].action_spec.unbind(0)] == [1.0, 2.0]
+
+
+class BoundedEnv(RandomEnv):
+    """Takes actions up to a bound."""
+
+    def __init__(self, high: float) -> None:
+        super().__init__()
+        self.action_spec = Bounded(-1, high, shape=(1,))
+
+
+# -- what hosts them ----------------------------------------------------------------------------------------
+
+
+def test_the_processes_of_a_view() -> None:
+    with ParallelEnv(4, TalkingEnv, num_processes=2) as env:
+        assert (env[0].pids, env[1:].pids, env[3].num_processes) == (env.pids[:1], env.pids, 1)
+    assert (env[1:3].pids, env[1:3].num_processes) == ((), 2)
+    assert (SerialEnv(2, TalkingEnv)[0].pids, SerialEnv(2, TalkingEnv)[0].num_processes) == ((), 0)
+
+
+@over_async_faces
+def test_a_view_changes_no_arguments(face: TorchFace) -> None:
+    with pytest.raises(AioEnvsError, match="update_kwargs of the envs that it is a view of"):
+        face.make(2, TalkingEnv)[0].update_kwargs({"index": 1})
+
+
+@over_plain_faces
+def test_a_plain_view_changes_no_arguments(face: TorchFace) -> None:
+    with pytest.raises(AioEnvsError, match="update_kwargs of the envs that it is a view of"):
+        face.make(2, TalkingEnv)[0].update_kwargs({"index": 1})

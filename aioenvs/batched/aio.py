@@ -14,7 +14,10 @@ from aioenvs.engine.pool import Timeouts
 __all__ = ["AsyncParallelEnv", "AsyncSerialEnv"]
 
 
-HOSTING = ("num_processes", "backend", "mp_start_method", "step_timeout", "start_timeout", "close_timeout")
+HOSTING = (
+    *("num_processes", "backend", "mp_start_method", "on_worker_death", "max_restarts"),
+    *("step_timeout", "start_timeout", "close_timeout"),
+)
 
 
 def is_single(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
@@ -71,6 +74,10 @@ class AsyncParallelEnv(AsyncBatchedEnv):
         step_timeout: Seconds that a command may take, None for as long as it likes.
         start_timeout: Seconds that a worker may take to build its envs.
         close_timeout: Seconds that the envs may take to close, before their processes are killed.
+        shutdown_timeout: The same, by TorchRL's name; it prevails.
+        non_blocking: Accepted and without effect: what is returned is there. So is `daemon`: workers end with this
+            process in any case.
+        daemon: See `non_blocking`.
 
     >>> import asyncio
     >>> async def main():
@@ -112,7 +119,12 @@ class AsyncParallelEnv(AsyncBatchedEnv):
         step_timeout: float | None = None,
         start_timeout: float | None = 60.0,
         close_timeout: float = 5.0,
+        shutdown_timeout: float | None = None,
+        non_blocking: bool = False,
+        daemon: bool = False,
     ) -> None:
+        if shutdown_timeout is not None:
+            close_timeout = shutdown_timeout
         config = BatchConfig.of(
             num_workers,
             create_env_fn,
@@ -146,14 +158,19 @@ class AsyncSerialEnv(AsyncBatchedEnv):
         create_env_kwargs: As for `AsyncParallelEnv`.
         device: As for `AsyncParallelEnv`.
         share_individual_td: As for `AsyncParallelEnv`.
-        shared_memory: Accepted and without effect, as `memmap`, `consolidate` and `num_sub_threads` are: there is no
-            other process.
+        shared_memory: Accepted and without effect, as `memmap`, `consolidate`, `num_sub_threads`, `serial_for_single`,
+            `shutdown_timeout`, `non_blocking` and `daemon` are, so that the classes take the same options as TorchRL's:
+            there is no other process.
         memmap: See `shared_memory`.
         use_buffers: Accepted; True warns where sizes vary, as for `AsyncParallelEnv`.
         consolidate: See `shared_memory`.
         num_threads: As for `AsyncParallelEnv`.
         num_sub_threads: See `shared_memory`.
+        serial_for_single: See `shared_memory`.
         allow_step_when_done: As for `AsyncParallelEnv`.
+        shutdown_timeout: See `shared_memory`.
+        non_blocking: See `shared_memory`.
+        daemon: See `shared_memory`.
 
     >>> import asyncio
     >>> async def main():
@@ -177,7 +194,11 @@ class AsyncSerialEnv(AsyncBatchedEnv):
         consolidate: bool = True,
         num_threads: int | None = None,
         num_sub_threads: int = 1,
+        serial_for_single: bool = False,
         allow_step_when_done: bool = False,
+        shutdown_timeout: float | None = None,
+        non_blocking: bool = False,
+        daemon: bool = False,
     ) -> None:
         config = BatchConfig.of(
             num_workers,

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
+from aioenvs.batched.calls import AsyncCalls
 from aioenvs.batched.requests import (
     check_size,
     check_writable,
-    each_of,
     merge_arguments,
     read_masks,
     reset_arguments,
@@ -23,25 +22,26 @@ from aioenvs.batched.requests import (
 )
 from aioenvs.batched.scope import Scope
 from aioenvs.batched.signature import Signature
-from aioenvs.batched.statistics import Statistics
-from aioenvs.engine.adapters import Attribute, Call
+from aioenvs.engine.adapters import Call
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Pool, Selection
-from aioenvs.envs.described import Described
 from aioenvs.errors import AioEnvsError
+from aioenvs.mdp import done_mask, terminated_or_truncated
 from aioenvs.rollout import RolloutOptions, rollout
 from aioenvs.specs import Composite
+from aioenvs.trees import nested_key, non_tensor
 
 __all__ = ["AsyncEnvs"]
 
 
-class AsyncEnvs(Described):
+class AsyncEnvs(AsyncCalls):
     """Commands for many envs, all of a pool or those of a view, as coroutines.
 
     An env does one thing at a time: a second request while one is pending raises `ConcurrencyError`.
     """
 
     step_dims = 1  # a mask of a step tells whole envs apart
+    copies_results = True
     _known_signature: Signature | None = None
 
     @property
@@ -52,20 +52,6 @@ class AsyncEnvs(Described):
     @abstractmethod
     async def start(self) -> None:
         """Start the workers and build the envs."""
-
-    @abstractmethod
-    async def _scope(self) -> Scope:
-        """What it takes to command the envs, which are started if need be."""
-
-    @property
-    @abstractmethod
-    def _running_scope(self) -> Scope | None:
-        """The same if they run, else None."""
-
-    @property
-    @abstractmethod
-    def num_workers(self) -> int:
-        """How many envs there are."""
 
     # -- description ------------------------------------------------------------------------------------
 
@@ -118,8 +104,14 @@ class AsyncEnvs(Described):
         """
         td = super().rand_action(tensordict)
         scope = self._running_scope
-        for key, value in (scope.exchange.random_objects() if scope is not None else {}).items():
-            td.set(key, value)
+        samples = scope.exchange.random_objects() if scope is not None else []
+        if samples and all(own.keys() == samples[0].keys() for own in samples):
+            for key in samples[0]:
+                td.set(nested_key(key), non_tensor([own[key] for own in samples], 1))
+        else:
+            for part, own in zip(td.unbind(0), samples, strict=bool(samples)):
+                for key, value in own.items():
+                    part.set(nested_key(key), non_tensor(value, 0))
         return td
 
     # -- commands ---------------------------------------------------------------------------------------
@@ -135,6 +127,11 @@ class AsyncEnvs(Described):
 
         Returns:
             The next seed of the chain; `seed` itself if static.
+
+        Raises:
+            ConcurrencyError: If an env is busy with another request.
+            WorkerDiedError: If a worker died; the others' envs remain usable.
+            Exception: Whatever the `set_seed` of an env raised.
         """
         scope = await self._scope()
         seeds, following = seeds_of(seed, scope.num_seeds, static=static_seed)
@@ -151,21 +148,12 @@ class AsyncEnvs(Described):
         outcome.raise_failure()
         return following
 
-    async def _asked(self, scope: Scope, command: str, ask: Callable[[Any, Any], Any]) -> Outcome:
-        """What comes of a command that all envs get."""
-        pool, chosen = scope.pool, scope.everything
-        await pool.hold(chosen, command)
-        try:
-            outcome: Outcome = await ask(pool, chosen)
-        finally:
-            pool.release(chosen)
-        return outcome
-
     async def reset(
         self,
         tensordict: TensorDictBase | None = None,
         *,
         list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
+        select_reset_only: bool = False,
         **kwargs: Any,
     ) -> TensorDictBase:
         """Begin new episodes, in all envs or in those that a mask names.
@@ -178,14 +166,21 @@ class AsyncEnvs(Described):
                 with a True in it are reset, and the others keep their values: those in `tensordict`, else the latest
                 known. An env that has a batch size of its own gets its part of the mask.
             list_of_kwargs: For each env, what its own `reset` gets besides `kwargs`.
+            select_reset_only: Show the envs nothing of `tensordict` but the masks.
             **kwargs: What each env's `reset` gets. `seed` is the first env's seed, from which the others follow.
 
         Returns:
             Observations, `done`, `terminated`, `truncated`, and the other entries of `tensordict`.
 
         Raises:
-            RuntimeError: If `tensordict` or `list_of_kwargs` has the wrong size.
-            ValueError: If the mask has the wrong shape.
+            RuntimeError: If `tensordict` or `list_of_kwargs` has the wrong size, or an episode is over when it begins.
+            ValueError: If the mask has the wrong shape or dtype, or some of nested masks are there but not all.
+            SpecMismatchError: If an entry that envs which are not reset shall keep does not fit its spec, in which case
+                no env was asked; or if an env returned something else than its specs say.
+            ConcurrencyError: If an env is busy with another request.
+            WorkerDiedError: If a worker died; the others' envs remain usable.
+            Exception: Whatever an env raised, with the worker's traceback as a note, and with the indices of all envs
+                that failed as `env_index`. The others are reset.
         """
         scope = await self._scope()
         pool, exchange = scope.pool, scope.exchange
@@ -194,17 +189,20 @@ class AsyncEnvs(Described):
             check_size(tensordict, scope.signature.batch_size)
             masks = read_masks(tensordict, scope.mask_shapes)
             rows = rows_of(tensordict, masks, [*scope.mask_shapes])
-            if rows is not None:
+            if rows is not None or exchange.takes_root:
                 exchange.check_root(tensordict)
-                if not len(rows):
-                    return scope.results.after_reset(tensordict, rows, exchange.latest())
+            if rows is not None and not len(rows):
+                return scope.results.after_reset(tensordict, rows, exchange.latest())
         arguments = reset_arguments(scope.num_seeds, list_of_kwargs, kwargs)
         chosen = scope.select(rows)
         await pool.hold(chosen, "reset", replacing=True)
         try:
-            given = exchange.given(tensordict, rows, masks) if tensordict is not None else {}
+            given = {}
+            if tensordict is not None:
+                shown = tensordict.empty() if select_reset_only else tensordict
+                given = exchange.given(shown, rows, masks)
             outcome = await pool.reset(chosen, merge_arguments(chosen.envs, arguments, given))
-            exchange.after_reset(rows, outcome)
+            exchange.after_reset(outcome)
             values = exchange.latest()
         finally:
             pool.release(chosen)
@@ -220,7 +218,8 @@ class AsyncEnvs(Described):
         Args:
             tensordict: Of shape `batch_size`, with the actions, and with the states if the envs have any. If it holds
                 `_step` (bool, `(N,)`, or of the batch size, or shaped like `done`), only those envs step; in the others
-                `next` repeats the root's observations and flags, and the reward is 0.
+                `next` repeats the root's observations and flags, and the reward is 0. The mask stays where it is,
+                unless it selects nobody.
 
         Returns:
             The same `tensordict`, with `next`: observations, `reward` `(*batch_size, 1)` float32, `done`, `terminated`
@@ -228,7 +227,8 @@ class AsyncEnvs(Described):
 
         Raises:
             RuntimeError: If `tensordict` has the wrong size.
-            SpecMismatchError: If an action is missing or does not fit its spec. No env was stepped then.
+            SpecMismatchError: If an action is missing, or its shape, dtype or device does not fit its spec, or an
+                integer for a Gymnasium space is out of range. No env was stepped then.
             ConcurrencyError: If an env is busy with another request.
             WorkerDiedError: If a worker died; the others' envs remain usable.
             Exception: Whatever an env raised, with the worker's traceback as a note, and with the indices of all envs
@@ -258,7 +258,7 @@ class AsyncEnvs(Described):
         check_writable(td, entries)
         rows = step_rows(entries.get("_step"), td.batch_size)
         chosen = scope.select(rows)
-        inputs = exchange.check_inputs(td, entries) if chosen.indices else {}
+        inputs = exchange.check_inputs(td, entries, rows) if chosen.indices else {}
         if rows is not None:
             exchange.check_root(td)
         await pool.hold(chosen, "step_and_maybe_reset" if maybe_reset else "step")
@@ -267,7 +267,6 @@ class AsyncEnvs(Described):
             known = exchange.latest() if pool.restarts else None
             if chosen.indices:
                 loose = exchange.write_inputs(inputs, rows)  # type: ignore[arg-type]
-                exchange.before_step(rows, maybe_reset=maybe_reset)
                 outcome = await pool.step(chosen, loose, maybe_reset=maybe_reset)
             following: Any = exchange.step_result(rows, outcome)
             if outcome.lost:
@@ -276,10 +275,32 @@ class AsyncEnvs(Described):
         finally:
             pool.release(chosen)
         outcome.raise_failure()
+        if not chosen.indices:
+            td.pop("_step")
         if rows is not None:
             following = scope.results.keep_others(td, rows, following)
             root = scope.results.keep_others(td, rows, root) if root is not None else None
         return scope.results.after_step(td, entries, following, root)
+
+    async def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Begin new episodes where the done flags say that they are over.
+
+        Cancelling it leaves open which envs were reset, as for `reset`.
+
+        Args:
+            tensordict: Of shape `batch_size`, with the done flags, such as what `step_mdp` makes of a step's result.
+
+        Returns:
+            The same TensorDict if no episode is over; else what `reset` returns for a mask of those that are.
+        """
+        scope = await self._scope()
+        check_size(tensordict, scope.signature.batch_size)
+        marked = tensordict.copy()
+        if not terminated_or_truncated(marked, self.full_done_spec):
+            return tensordict
+        if not scope.mask_shapes:  # the envs have no flag in common
+            marked.set("_reset", done_mask(tensordict, self._index.every_key("done")))
+        return await self.reset(marked, select_reset_only=True)
 
     @staticmethod
     def _entries(td: TensorDictBase, scope: Scope) -> dict[str, Any]:
@@ -289,7 +310,7 @@ class AsyncEnvs(Described):
         return {name: value for name in ("next", "_step") if (value := td.get(name, None)) is not None}
 
     async def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Take one step with random actions; see `step`."""
+        """Take one step with random actions; see `step`, also for what cancelling it does."""
         await self._scope()
         return await self.step(self.rand_action(tensordict))
 
@@ -307,6 +328,8 @@ class AsyncEnvs(Described):
         tensordict: TensorDictBase | None = None,
         set_truncated: bool = False,
         out: TensorDictBase | None = None,
+        trust_policy: bool = False,
+        storing_device: torch.device | str | int | None = None,
     ) -> TensorDictBase:
         """Step the envs with a policy and stack what came of it.
 
@@ -326,6 +349,8 @@ class AsyncEnvs(Described):
             tensordict: The beginning, or the argument of the reset.
             set_truncated: Mark the last step as truncated where it is not done.
             out: Where to stack into.
+            trust_policy: Accepted and without effect: whether a policy takes a TensorDict is told from its signature.
+            storing_device: Where to keep the steps, and the result; None for where they are.
 
         Returns:
             A TensorDict of shape `(*batch_size, T)` whose last dim is named "time".
@@ -342,6 +367,7 @@ class AsyncEnvs(Described):
             break_when_all_done=break_when_all_done,
             return_contiguous=return_contiguous,
             set_truncated=set_truncated,
+            storing_device=storing_device,
         )
         steps = rollout(self, options, policy, callback, tensordict, out)
         result = None
@@ -351,112 +377,3 @@ class AsyncEnvs(Described):
         except StopIteration as stop:
             stacked: TensorDictBase = stop.value
             return stacked
-
-    # -- beyond the commands ----------------------------------------------------------------------------
-
-    async def call(self, name: str, /, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of every env.
-
-        Cancelling it leaves open which envs were called.
-
-        Args:
-            name: Of the method.
-            *args: Its arguments, the same for all.
-            **kwargs: Its keyword arguments.
-
-        Returns:
-            What each env's method returned.
-
-        Raises:
-            AttributeError: If an env has no such method.
-            Exception: Whatever a method raised.
-        """
-        return await self._perform([Call("call", name, args, kwargs)] * self.num_workers)
-
-    async def get_attr(self, name: str) -> list[Any]:
-        """The value of an attribute in every env.
-
-        Raises:
-            AttributeError: If an env has no such attribute, or it is a method.
-        """
-        found = await self._look_up(name)
-        if any(each.is_callable for each in found):
-            raise AttributeError(f"{name!r} is a method of the envs, which stays with them; use call({name!r}, ...)")
-        return [each.value for each in found]
-
-    async def _look_up(self, name: str) -> list[Attribute]:
-        return await self._perform([Call("get", name)] * self.num_workers)
-
-    async def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute in every env.
-
-        Args:
-            name: Of the attribute, which the envs must have.
-            values: A list or tuple with one value for each env, or one value for all.
-
-        Raises:
-            AttributeError: If an env has no such attribute.
-            RuntimeError: If there are not as many values as envs.
-        """
-        each = each_of(values, self.num_workers, "values")
-        await self._perform([Call("set", name, (value,)) for value in each])
-
-    def statistics(self) -> Statistics:
-        """What the envs have done since they were started.
-
-        Raises:
-            AioEnvsError: If they are not running.
-        """
-        scope = self._running_scope
-        if scope is None:
-            raise AioEnvsError(f"{self!r} has no statistics while it is not running")
-        pool, envs = scope.pool, scope.envs.tolist()
-        steps, episodes = scope.exchange.counts()
-        times = [pool.times[pool.host_of(env)] for env in envs]
-        return Statistics(
-            steps=steps,
-            episodes=episodes,
-            restarts=tuple(pool.replaced[pool.host_of(env)] for env in envs),
-            mean_step_seconds=tuple(each.total / each.count if each.count else 0.0 for each in times),
-            max_step_seconds=tuple(each.longest for each in times),
-            states=tuple(pool.slots.state(env).value for env in envs),
-        )
-
-    async def render(self) -> list[Any]:
-        """What the `render` of every env returns."""
-        return await self.call("render")
-
-    async def state_dict(self) -> OrderedDict[str, Any]:
-        """The state of every env, under `worker0`, `worker1`, ...; empty ones for envs that keep none."""
-        states = await self._perform([Call("state_dict")] * self.num_workers)
-        return OrderedDict((f"worker{index}", state) for index, state in enumerate(states))
-
-    async def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:
-        """Give every env its state.
-
-        Args:
-            state_dict: What `state_dict` returned; or the state of one env, which all get.
-            strict: Whether a state must have the keys that the env has, as for `torch.nn.Module`.
-            assign: Whether the tensors of a state take the place of the env's, as for `torch.nn.Module`.
-
-        Raises:
-            KeyError: If it has states for some of the envs only.
-        """
-        names = [f"worker{index}" for index in range(self.num_workers)]
-        missing = [name for name in names if name not in state_dict]
-        if not missing:
-            states = [state_dict[name] for name in names]
-        elif len(missing) < len(names):
-            raise KeyError(f"expected the states of {len(names)} envs, but {missing!r} are missing")
-        else:
-            states = [state_dict] * len(names)
-        options = {} if strict and not assign else {"strict": strict, "assign": assign}
-        await self._perform([Call("load_state_dict", "", (state,), options) for state in states])
-
-    async def _perform(self, calls: Sequence[Call]) -> list[Any]:
-        scope = await self._scope()
-        envs = scope.envs.tolist()
-        asked = dict(zip(envs, calls, strict=True))
-        outcome = await self._asked(scope, calls[0].kind, lambda pool, chosen: pool.perform(chosen, asked))
-        outcome.raise_failure()
-        return [outcome.values[env] for env in envs]

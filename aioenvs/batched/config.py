@@ -66,14 +66,12 @@ class BatchConfig:
         backend: str = "process",
         mp_start_method: str | None = None,
         timeouts: Timeouts | None = None,
-        num_threads: int | None = None,
-        num_sub_threads: int = 1,
         shared_memory: bool | None = None,
         memmap: bool = False,
         allow_step_when_done: bool = False,
         on_worker_death: str = "raise",
         max_restarts: int = 10,
-        **options: bool | None,
+        **options: Any,
     ) -> BatchConfig:
         """Check the arguments of a batched env; the options are further attributes.
 
@@ -84,11 +82,9 @@ class BatchConfig:
             NotImplementedError: For worker processes on Windows.
         """
         _check_count("num_workers", num_workers)
-        for name, count in (("num_threads", num_threads), ("num_sub_threads", num_sub_threads)):
-            if count is not None:
-                _check_count(name, count)
-        if memmap and shared_memory:
-            raise RuntimeError("memmap=True and shared_memory=True exclude each other; choose where the buffers are")
+        for name in ("num_threads", "num_sub_threads"):
+            if options.get(name) is not None:
+                _check_count(name, options[name])
         if allow_step_when_done:
             raise ValueError(
                 "allow_step_when_done=True is not supported: an env whose episode is over needs a reset; use "
@@ -101,9 +97,7 @@ class BatchConfig:
             backend=backend,
             start_method=_start_method(backend, mp_start_method),
             timeouts=_check_timeouts(timeouts or Timeouts()),
-            on_disk=memmap or shared_memory is False,
-            num_threads=num_threads,
-            num_sub_threads=num_sub_threads,
+            on_disk=_on_disk(memmap, shared_memory),
             max_restarts=_max_restarts(backend, on_worker_death, max_restarts),
             **options,
         )
@@ -136,6 +130,12 @@ def _check_count(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if not 1 <= value <= 65535:
         raise ValueError(f"{name} must be between 1 and 65535, got {value}")
+
+
+def _on_disk(memmap: bool, shared_memory: bool | None) -> bool:
+    if memmap and shared_memory:
+        raise RuntimeError("memmap=True and shared_memory=True exclude each other; choose where the buffers are")
+    return memmap or shared_memory is False
 
 
 def _check_timeouts(timeouts: Timeouts) -> Timeouts:

@@ -22,6 +22,13 @@ from aioenvs.errors import AioEnvsError, ClosedError
 
 __all__ = ["AsyncBatchedEnv"]
 
+RUNNING = frozenset(  # what a copy has anew
+    (
+        *("_pool", "_running", "_starting", "_waiting", "_yields", "_former_threads"),
+        *("_config", "_device", "_known_signature", "_known_index"),
+    )
+)
+
 
 def _unstarted(cls: type[AsyncBatchedEnv], config: BatchConfig, device: torch.device | None) -> AsyncBatchedEnv:
     """A copy, of a pickle or in memory: the same envs, not started."""
@@ -64,7 +71,10 @@ class AsyncBatchedEnv(AsyncEnvs):
         Raises:
             RuntimeError: If it is started already.
             WorkerStartError: If a factory raised, hung (`start_timeout`) or ended its process.
-            SpecMismatchError: If the envs do not have the same spaces.
+            SpecMismatchError: If the envs have different batch sizes.
+            ValueError: If they cannot be stacked although `share_individual_td` is False, or are on different devices
+                and `device` does not say where results go.
+            ClosedError: If another task closed it meanwhile.
         """
         if self._running is not None or self._starting is not None:
             raise AioEnvsError(f"{self!r} is started already")
@@ -270,7 +280,8 @@ class AsyncBatchedEnv(AsyncEnvs):
         return AsyncView(self, chosen_envs(index, self.num_workers))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unstarted, (type(self), self._config, self._device)
+        own = {name: value for name, value in self.__dict__.items() if name not in RUNNING}
+        return _unstarted, (type(self), self._config, self._device), own or None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._describe()}>"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from aioenvs.batched.exchange import Rows
 from aioenvs.engine.adapters import ResetArguments
@@ -63,13 +63,30 @@ def read_masks(td: TensorDictBase, shapes: Mapping[Any, Any]) -> dict[Key, torch
         shapes: Where masks may be, and the shape of each; a mask at the root may always be.
 
     Raises:
-        ValueError: If one is not a bool tensor of its shape or of the batch size.
+        ValueError: If one is not a bool tensor of its shape or of the batch size, or is where only some have flags.
     """
     keys = [*shapes] if "_reset" in shapes or td.get("_reset", None) is None else ["_reset"]
+    if isinstance(td, LazyStackedTensorDict):
+        _refuse_exclusive(td, keys)
     found = ((key, td.get(key, None)) for key in keys)
     return {
         flat_key(key): _checked(key, mask, td.batch_size, shapes.get(key)) for key, mask in found if mask is not None
     }
+
+
+def _refuse_exclusive(td: LazyStackedTensorDict, keys: Sequence[Any]) -> None:
+    """Refuse masks that only some envs have a place for, since a stack hides them.
+
+    Raises:
+        ValueError: If there are any.
+    """
+    for env, part in enumerate(td.unbind(0)):
+        for key in part.keys(include_nested=True, leaves_only=True):
+            if flat_key(key)[-1] == "_reset" and key not in keys:
+                raise ValueError(
+                    f"found a mask of a partial reset at {key!r} of row {env}, where not every env of the batch has "
+                    "its flags; use one mask at the root, under '_reset'"
+                )
 
 
 def _checked(key: Any, mask: Any, batch_size: torch.Size, shape: Any) -> torch.Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,31 +14,42 @@ from numpy.typing import NDArray
 from aioenvs.batched.exchange import Exchange, Ledger, Rows
 from aioenvs.batched.lazy import LazyExchange
 from aioenvs.batched.results import DenseResults, LazyResults, Results
-from aioenvs.batched.signature import Signature, common_device
+from aioenvs.batched.signature import EnvSpecs, Signature, common_device
 from aioenvs.engine.pool import Pool, Selection
 from aioenvs.envs.described import NestedKey, SpecIndex
-from aioenvs.trees import region_trees
+from aioenvs.trees import Tree, region_trees
 
 __all__ = ["Running", "Scope"]
+
+T = TypeVar("T")
+MAX_SCOPES = 1024  # choices of envs, and looks of a batch, that are remembered
+
+
+@dataclass(frozen=True)
+class Look:
+    """What all batches of envs with the same specs, in the same order, have in common."""
+
+    signature: Signature
+    mask_shapes: dict[NestedKey, torch.Size]
+    trees: list[dict[str, Tree]]  # of each family
+    results: Results
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Some envs of a pool, in the order of their batch."""
+    """Some envs of a pool, in the order of their batch.
+
+    Attributes:
+        mask_shapes: Where the masks of a partial reset may be, and the shape of the flags beside each.
+    """
 
     pool: Pool
     envs: NDArray[np.intp]
     everything: Selection
-    signature: Signature
     exchange: Exchange | LazyExchange
+    signature: Signature
+    mask_shapes: dict[NestedKey, torch.Size]
     results: Results
-
-    @functools.cached_property
-    def mask_shapes(self) -> dict[NestedKey, torch.Size]:
-        """Where the masks of a partial reset may be, and the shape of the flags beside each."""
-        index = SpecIndex(self.signature.output_spec, self.signature.input_spec)
-        groups = zip(index.reset_keys, index.done_keys_groups, strict=True)
-        return {key: _flag_shape(index, group[0]) for key, group in groups}
 
     @property
     def num_seeds(self) -> dict[int, int]:
@@ -60,55 +72,87 @@ class Running:
         self.pool = pool
         self.device = common_device(pool.metadata) if device is None else device
         self._share = share_individual_td
-        self._ledgers = [Ledger(family, arrays) for family, arrays in zip(pool.families, pool.arrays, strict=True)]
-        self._scopes: dict[tuple[int, ...], Scope] = {}
+        self._ledgers = [
+            Ledger(family, arrays, [pool.metadata[env] for env in family.envs])
+            for family, arrays in zip(pool.families, pool.arrays, strict=True)
+        ]
+        self._home = {env: ledger for ledger in self._ledgers for env in ledger.family.envs}
+        self._models = self._alike()
+        self._scopes: OrderedDict[tuple[int, ...], Scope] = OrderedDict()
+        self._looks: OrderedDict[tuple[int, ...], Look] = OrderedDict()
         self.everything = self.scope(tuple(range(pool.num_envs)))
 
     def scope(self, envs: tuple[int, ...]) -> Scope:
         """What it takes to command these envs; worked out once for each choice of them."""
-        scope = self._scopes.get(envs)
-        if scope is None:
-            scope = self._scopes[envs] = self._scope(envs)
-        return scope
+        return _remembered(self._scopes, envs, self._scope)
 
     def place(self, device: torch.device) -> None:
         """Bring results to another device from now on."""
         self.device = device
         self._scopes.clear()
+        self._looks.clear()
         self.everything = self.scope(tuple(range(self.pool.num_envs)))
 
+    def _alike(self) -> list[int]:
+        """For each env another one that looks the same: the first of its family, if that does, else itself."""
+        models = list(range(self.pool.num_envs))
+        for ledger in self._ledgers:
+            first, *others = ledger.family.envs
+            metadata = self.pool.metadata[first]
+            for env in others:
+                own = self.pool.metadata[env]
+                if own is metadata or (own.num_seeds == metadata.num_seeds and EnvSpecs.of(own) == ledger.specs):
+                    models[env] = first
+        return models
+
     def _scope(self, envs: tuple[int, ...]) -> Scope:
-        pool = self.pool
         indices = np.array(envs, np.intp)
-        ledgers = [ledger for ledger in self._ledgers if not set(ledger.family.envs).isdisjoint(envs)]
-        families = [ledger.family for ledger in ledgers]
-        signature = Signature.of([pool.metadata[env] for env in envs], families, self.device, self._share)
-        exchange: Exchange | LazyExchange
+        look = _remembered(self._looks, tuple(self._models[env] for env in envs), self._look)
+        parts = [
+            (places, Exchange(ledger, _members(ledger, indices[places]), trees, self.device))
+            for (ledger, places), trees in zip(self._families(envs), look.trees, strict=True)
+        ]
+        exchange = LazyExchange(parts) if look.signature.is_lazy else parts[0][1]
+        everything = self.pool.select(sorted(envs))
+        return Scope(self.pool, indices, everything, exchange, look.signature, look.mask_shapes, look.results)
+
+    def _look(self, models: tuple[int, ...]) -> Look:
+        """What a batch of envs that look like these looks like."""
+        families = self._families(models)
+        metadata = [self.pool.metadata[env] for env in models]
+        signature = Signature.of(metadata, [ledger.family for ledger, _ in families], self.device, self._share)
+        index = SpecIndex(signature.output_spec, signature.input_spec)
+        groups = zip(index.reset_keys, index.done_keys_groups, strict=True)
+        masks = {key: _flag_shape(index, group[0]) for key, group in groups}
+        expanded = [ledger.specs.expand(len(places)) for ledger, places in families]
+        trees = [region_trees(specs.output_spec, specs.input_spec) for specs in expanded]
         results: Results
         if signature.is_lazy:
-            exchange, results = self._lazy(ledgers, indices)
+            own = [self._home[env] for env in models]
+            results = LazyResults([each.specs for each in own], [each.trees for each in own], self.device)
         else:
-            exchange, results = self._dense(ledgers[0], indices, signature)
-        return Scope(pool, indices, pool.select(sorted(envs)), signature, exchange, results)
+            results = DenseResults(families[0][0].specs, signature.batch_size, trees[0], self.device)
+        return Look(signature, masks, trees, results)
 
-    def _dense(self, ledger: Ledger, envs: NDArray[np.intp], signature: Signature) -> tuple[Exchange, DenseResults]:
-        specs = ledger.specs.expand(len(envs))
-        trees = region_trees(specs.output_spec, specs.input_spec)
-        exchange = Exchange(ledger, _members(ledger, envs), trees, self.device)
-        return exchange, DenseResults(ledger.specs, signature.batch_size, trees, self.device)
+    def _families(self, envs: Sequence[int]) -> list[tuple[Ledger, NDArray[np.intp]]]:
+        """The families that these envs are of, and the places of each in the batch."""
+        homes = [self._home[env] for env in envs]
+        chosen = [ledger for ledger in self._ledgers if ledger in homes]
+        return [(ledger, np.array([place for place, home in enumerate(homes) if home is ledger])) for ledger in chosen]
 
-    def _lazy(self, ledgers: Sequence[Ledger], envs: NDArray[np.intp]) -> tuple[LazyExchange, LazyResults]:
-        parts = []
-        homes: dict[int, Ledger] = {}
-        for ledger in ledgers:
-            places = np.flatnonzero(np.isin(envs, ledger.family.envs))
-            homes.update(dict.fromkeys(places.tolist(), ledger))
-            specs = ledger.specs.expand(len(places))
-            trees = region_trees(specs.output_spec, specs.input_spec)
-            parts.append((places, Exchange(ledger, _members(ledger, envs[places]), trees, self.device)))
-        own = [homes[place] for place in range(len(envs))]
-        results = LazyResults([ledger.specs for ledger in own], [ledger.trees for ledger in own], self.device)
-        return LazyExchange(parts), results
+
+def _remembered(
+    known: OrderedDict[tuple[int, ...], T], key: tuple[int, ...], make: Callable[[tuple[int, ...]], T]
+) -> T:
+    """What was made of a key, of which the ones used longest ago are forgotten."""
+    value = known.get(key)
+    if value is None:
+        while len(known) >= MAX_SCOPES:
+            known.popitem(last=False)
+        value = known[key] = make(key)
+    else:
+        known.move_to_end(key)
+    return value
 
 
 def _flag_shape(index: SpecIndex, key: NestedKey) -> torch.Size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.scope import Scope
 from aioenvs.batched.signature import Signature
+from aioenvs.errors import AioEnvsError
 
 if TYPE_CHECKING:
     from aioenvs.batched.owner import AsyncBatchedEnv
@@ -82,11 +83,14 @@ class AsyncView(AsyncEnvs):
         return None if running is None else running.scope(self._envs)
 
     async def start(self) -> None:
-        """Start the whole, if it is not started."""
+        """Start the whole, if it is not started.
+
+        Cancelling it is as cancelling the start of the whole; but a start for which another task waits too goes on.
+        """
         await self._owner._started()
 
     async def close(self, *, raise_if_closed: bool = True) -> None:
-        """Do nothing: the envs belong to the whole, and close with it."""
+        """Do nothing: the envs belong to the whole, and close with it. There is nothing in it to be cancelled."""
 
     async def __aenter__(self) -> Self:
         await self._owner._started()
@@ -108,6 +112,28 @@ class AsyncView(AsyncEnvs):
     @property
     def num_workers(self) -> int:
         return len(self._envs)
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes host them; 0 where they live in this one, in threads or not."""
+        return len(self._hosts()) if self._owner.num_processes else 0
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the running workers that host them, in order; empty where envs live in this process."""
+        pids = self._owner.pids
+        return tuple(pids[host] for host in self._hosts()) if pids else ()
+
+    def _hosts(self) -> list[int]:
+        groups = self._owner._config.groups
+        return [host for host, group in enumerate(groups) if not set(self._envs).isdisjoint(group)]
+
+    def update_kwargs(self, kwargs: Any) -> NoReturn:
+        """Not possible: the arguments of the factories are the whole's."""
+        raise AioEnvsError(
+            f"{self!r} cannot change arguments; use update_kwargs of the envs that it is a view of, with a list that "
+            "has {} for all others"
+        )
 
     @property
     def device(self) -> torch.device | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import inspect
 import math
@@ -11,10 +10,21 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from aioenvs.engine.copying import copied, received
 from aioenvs.engine.layout import Arrays, Key, Leaf
-from aioenvs.engine.metadata import INPUT, NEXT, ROOT, EnvMetadata, find_collision
+from aioenvs.engine.metadata import (
+    IN_NEXT,
+    IN_ROOT,
+    INPUT,
+    NEXT,
+    ROOT,
+    STATUS,
+    WHERE,
+    EnvMetadata,
+    find_collision,
+)
 from aioenvs.engine.spaces import Objects, Reader, SpaceLeaf, Writer, flatten, observation_key, reader, writer
-from aioenvs.engine.streams import NUMPY, PYTHON, TrialStreams
+from aioenvs.engine.streams import Generators, TrialStreams
 from aioenvs.errors import ResetNeededError, SpecMismatchError
 
 __all__ = ["Attribute", "Call", "EnvAdapter", "GymAdapter", "Handling", "ResetArguments", "adapt", "build"]
@@ -57,10 +67,17 @@ class Call(NamedTuple):
 
 
 class Attribute(NamedTuple):
-    """An attribute of an env: its value, unless it is something to call, which stays where it is."""
+    """An attribute of an env: its value, unless it is something to call, which stays where it is.
+
+    Attributes:
+        is_callable: Whether it can be called.
+        value: Its value otherwise.
+        error: Why the value stays where it is as well, if it does.
+    """
 
     is_callable: bool
     value: Any = None
+    error: Exception | None = None
 
 
 class Handling(NamedTuple):
@@ -69,13 +86,14 @@ class Handling(NamedTuple):
     Attributes:
         by_reference: Whether those that deal in tensors hand them over as objects rather than through arrays.
         keeps_grad: Whether gradients may flow through these; else they run under no_grad.
-        keeps_streams: Whether those that were seeded have random streams of their own in place while they run; not
-            where other threads use the process's generators at the same time.
+        generators: What becomes of the process's random generators when an env is seeded.
+        answer: Makes of what an env answered to a call something that is the caller's own.
     """
 
     by_reference: bool = False
     keeps_grad: bool = False
-    keeps_streams: bool = True
+    generators: Generators = Generators.EXCHANGED
+    answer: Callable[[Any], Any] = copied
 
 
 class EnvAdapter(Protocol):
@@ -105,7 +123,7 @@ class EnvAdapter(Protocol):
         """The outcome that has no row, by key."""
 
     def perform(self, call: Call) -> Any:
-        """Do what is asked beyond the commands.
+        """Do what is asked beyond the commands; the arguments are the env's own.
 
         Raises:
             AttributeError: If the env has no such attribute.
@@ -146,7 +164,7 @@ def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:
         raise TypeError(
             f"the factory of env {env_index} returned {found}; it must return an env, with methods reset and step"
         )
-    _refuse_coroutines(env, env_index)
+    _refuse_coroutines(env, f"env {env_index}")
     if hasattr(env, "output_spec") and hasattr(env, "input_spec"):
         adapter: EnvAdapter = importlib.import_module("aioenvs.envs.adapter").TensorDictAdapter(
             env, env_index, handling
@@ -154,7 +172,7 @@ def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:
         return adapter
     if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
         raise TypeError(f"the factory of env {env_index} returned the vector env {env!r}; it must return a single env")
-    return GymAdapter(env, env_index, keeps_streams=handling.keeps_streams)
+    return GymAdapter(env, env_index, generators=handling.generators)
 
 
 class GymAdapter:
@@ -162,17 +180,20 @@ class GymAdapter:
 
     Args:
         env: The env.
-        env_index: Its index, for messages.
-        keeps_streams: Whether it has random streams of its own, besides the generator that Gymnasium gives it, once it
-            is seeded, if it turns out to draw from the generators of the process.
+        env_index: Its index.
+        generators: What becomes of the process's random generators, besides the one that Gymnasium gives it, when it is
+            seeded.
+        who: What it is called in messages; None for "env" and its index.
     """
 
-    def __init__(self, env: Any, env_index: int, *, keeps_streams: bool = False) -> None:
+    def __init__(
+        self, env: Any, env_index: int, *, generators: Generators = Generators.LEFT, who: str | None = None
+    ) -> None:
         self.env = env
-        self._keeps_streams = keeps_streams
-        self._streams: TrialStreams | None = None
-        self.env_index = env_index
-        self.metadata = _describe(env, env_index)
+        self._trial = TrialStreams(generators)
+        self._streams = self._trial.settled()
+        self._who = f"env {env_index}" if who is None else who
+        self.metadata = _describe(env, self._who)
         self._seed: int | None = None
         self._in_episode = False
         self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
@@ -180,6 +201,7 @@ class GymAdapter:
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         observation, following = observation_key(self.env.observation_space), arrays[NEXT]
         self._row = row
+        self._where = arrays[STATUS][WHERE]
         self._write_root = self._writer(ROOT, observation, arrays)
         self._write_next = self._writer(NEXT, observation, arrays)
         self._read_action: Reader = reader(self.env.action_space, ACTION, arrays[INPUT], self._objects[INPUT], row)
@@ -187,40 +209,40 @@ class GymAdapter:
         self._done, self._terminated, self._truncated = (following[key].reshape(-1) for key in DONE_KEYS)
 
     def _writer(self, region: str, key: Key, arrays: Mapping[str, Arrays]) -> Writer:
-        return writer(self.env.observation_space, key, arrays[region], self._objects[region], self._row)
+        return writer(self.env.observation_space, key, arrays[region], self._objects[region], self._row, self._who)
 
     def seed(self, seed: int) -> None:
         self._seed = seed
 
     def reset(self, arguments: ResetArguments) -> None:
-        self._begin(copy.deepcopy(arguments.kwargs))
+        self._begin(received(dict(arguments.kwargs)))
 
     def _begin(self, kwargs: Mapping[str, Any]) -> None:
         self._in_episode = False
         if self._seed is not None and "seed" not in kwargs:
             kwargs = {**kwargs, "seed": self._seed}
-        if self._keeps_streams and kwargs.get("seed") is not None:
-            self._streams = TrialStreams(PYTHON, NUMPY)
-            self._streams.seed(kwargs["seed"])
-        result = self.env.reset(**kwargs) if self._streams is None else self._apart(self.env.reset, **kwargs)
+        if kwargs.get("seed") is not None:
+            self._trial.seed(kwargs["seed"])
+            self._streams = self._trial.settled()
+        result = self.env.reset(**kwargs) if self._streams is None else self._streams.run(self.env.reset, **kwargs)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise SpecMismatchError(f"env {self.env_index}: reset must return (observation, info), found {result!r}")
+            raise SpecMismatchError(f"{self._who}: reset must return (observation, info), found {result!r}")
         self._write_root(result[0])
+        self._where[self._row] = IN_ROOT
         self._seed = None
         self._in_episode = True
 
     def step(self, maybe_reset: bool) -> bool:
         if not self._in_episode:
-            raise ResetNeededError(
-                f"env {self.env_index} cannot step: it was not reset yet, or failed since; reset it first"
-            )
+            raise ResetNeededError(f"{self._who} cannot step: it was not reset yet, or failed since; reset it first")
         self._in_episode = False
         action = self._read_action()
-        result = self.env.step(action) if self._streams is None else self._apart(self.env.step, action)
+        result = self.env.step(action) if self._streams is None else self._streams.run(self.env.step, action)
+        if self._streams is self._trial:
+            self._streams = self._trial.settled()
         if not isinstance(result, tuple) or len(result) != 5:
             raise SpecMismatchError(
-                f"env {self.env_index}: step must return (observation, reward, terminated, truncated, info), "
-                f"found {result!r}"
+                f"{self._who}: step must return (observation, reward, terminated, truncated, info), found {result!r}"
             )
         observation, reward, terminated, truncated, _ = result
         row = self._row
@@ -229,27 +251,18 @@ class GymAdapter:
         self._terminated[row] = terminated = self._flag("terminated", terminated)
         self._truncated[row] = truncated = self._flag("truncated", truncated)
         self._done[row] = done = terminated or truncated
+        self._where[row] = IN_NEXT
         self._in_episode = True
         if done and maybe_reset:
             self._begin({})
         return done
-
-    def _apart(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the env with its own random streams in place."""
-        streams = self._streams
-        assert streams is not None
-        with streams:
-            result = method(*args, **kwargs)
-        if streams.are_idle:
-            self._streams = None
-        return result
 
     def _flag(self, name: str, value: Any) -> bool:
         if type(value) is bool:
             return value
         if isinstance(value, np.bool_ | int) or (isinstance(value, np.ndarray) and value.size == 1):
             return bool(value)
-        raise SpecMismatchError(f"env {self.env_index}: expected a bool as {name}, found {value!r}")
+        raise SpecMismatchError(f"{self._who}: expected a bool as {name}, found {value!r}")
 
     def _scalar(self, reward: Any) -> float:
         """A reward of any numeric type as a float, if float32 can hold it; NaN and infinity are the env's to give."""
@@ -262,16 +275,16 @@ class GymAdapter:
         return value
 
     def _bad_reward(self, expected: str, reward: Any) -> SpecMismatchError:
-        return SpecMismatchError(f"env {self.env_index}: expected {expected} as reward, found {reward!r}")
+        return SpecMismatchError(f"{self._who}: expected {expected} as reward, found {reward!r}")
 
     def accept(self, objects: Objects) -> None:
-        self._objects[INPUT].update(copy.deepcopy(objects))
+        self._objects[INPUT].update(received(objects))
 
     def objects(self, region: str) -> Objects:
         return self._objects[region]
 
     def perform(self, call: Call) -> Any:
-        kind, name, args, kwargs = _own(call)
+        kind, name, args, kwargs = call
         if kind in ("state_dict", "load_state_dict"):
             if not hasattr(self.env, kind):
                 return {}  # a plain Gymnasium env keeps nothing for this
@@ -281,7 +294,7 @@ class GymAdapter:
         if kind == "get":
             return Attribute(True) if callable(found) else Attribute(False, found)
         if kind == "call":
-            return self._apart(found, *args, **kwargs) if self._streams is not None else found(*args, **kwargs)
+            return found(*args, **kwargs) if self._streams is None else self._streams.run(found, *args, **kwargs)
         if has_wrappers:
             self.env.set_wrapper_attr(name, *args)
         else:
@@ -293,32 +306,22 @@ class GymAdapter:
             self.env.close()
 
 
-def _own(call: Call) -> Call:
-    """A call whose arguments the env shares with nobody, unless they cannot be copied."""
-    try:
-        return copy.deepcopy(call)
-    except Exception:
-        return call
-
-
-def _refuse_coroutines(env: Any, env_index: int) -> None:
+def _refuse_coroutines(env: Any, who: str) -> None:
     if inspect.iscoroutinefunction(env.reset) or inspect.iscoroutinefunction(env.step):
-        raise SpecMismatchError(f"env {env_index} ({env!r}) has coroutine methods, which need a coroutine adapter")
+        raise SpecMismatchError(f"{who} ({env!r}) has coroutine methods, which need a coroutine adapter")
 
 
-def _describe(env: Any, env_index: int) -> EnvMetadata:
-    _refuse_coroutines(env, env_index)
+def _describe(env: Any, who: str) -> EnvMetadata:
+    _refuse_coroutines(env, who)
     name = str(env)
     for attribute in ("observation_space", "action_space"):
         space = getattr(env, attribute, None)
         if space is None or not hasattr(space, "sample"):
-            raise SpecMismatchError(
-                f"env {env_index} ({name}) must have a Gymnasium space as its {attribute}, found {space!r}"
-            )
+            raise SpecMismatchError(f"{who} ({name}) must have a Gymnasium space as its {attribute}, found {space!r}")
     observation = flatten(env.observation_space, observation_key(env.observation_space))
     action = flatten(env.action_space, ACTION)
     outcome = [Leaf(REWARD_KEY, "<f4", (1,)), *(Leaf(key, "|b1", (1,)) for key in DONE_KEYS)]
-    _refuse_collisions(env_index, observation, [leaf.key for leaf in outcome])
+    _refuse_collisions(who, observation, [leaf.key for leaf in outcome])
     fixed = tuple(leaf.leaf for leaf in observation if leaf.leaf is not None)
     loose = dict.fromkeys(leaf.key for leaf in observation if leaf.leaf is None)
     return EnvMetadata(
@@ -338,10 +341,8 @@ def _describe(env: Any, env_index: int) -> EnvMetadata:
     )
 
 
-def _refuse_collisions(env_index: int, observation: list[SpaceLeaf], outcome: list[Key]) -> None:
+def _refuse_collisions(who: str, observation: list[SpaceLeaf], outcome: list[Key]) -> None:
     taken: list[Key] = [ACTION, ("next",), ("_reset",), ("_step",), ("env_index",), *outcome]
     key = find_collision([leaf.key for leaf in observation], taken)
     if key is not None:
-        raise SpecMismatchError(
-            f"env {env_index} has an observation at {key!r}, a key that is taken; rename it in the env"
-        )
+        raise SpecMismatchError(f"{who} has an observation at {key!r}, a key that is taken; rename it in the env")

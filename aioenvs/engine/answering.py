@@ -11,15 +11,14 @@ from typing import Any, TypeVar
 
 from aioenvs.engine.adapters import Call, ResetArguments
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.pool import Pool, Selection, Timeouts, outlast
-from aioenvs.engine.protocol import Opcode
+from aioenvs.engine.pool import Pool, Selection, Timeouts, closed_meanwhile, outlast
+from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.spaces import Objects
-from aioenvs.errors import AioEnvsError, ClosedError, WorkerTimeoutError, describe_envs
+from aioenvs.errors import AioEnvsError, WorkerTimeoutError, describe_envs
 
 __all__ = ["AnsweringPool", "all_or_none"]
 
 T = TypeVar("T")
-STEPS = frozenset((Opcode.STEP, Opcode.STEP_AND_MAYBE_RESET))
 
 
 class AnsweringPool(Pool):
@@ -81,7 +80,14 @@ class AnsweringPool(Pool):
 
     @abstractmethod
     async def _revive(self, selection: Selection) -> None:
-        """Replace the dead workers of these envs."""
+        """Replace the dead workers of these envs.
+
+        Cancelling it does not end a replacement for which others wait too.
+
+        Raises:
+            ClosedError: If the envs are closed meanwhile.
+            WorkerError: If there is no replacement.
+        """
 
     async def _drain(self, envs: frozenset[int]) -> None:
         while not self.slots.drained(envs):
@@ -89,7 +95,7 @@ class AnsweringPool(Pool):
             self._drained.append((envs, waiter))
             await waiter
         if self.slots.closed:
-            raise ClosedError(f"{describe_envs(tuple(envs))} were closed while a request waited for them")
+            raise closed_meanwhile(envs)
 
     async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
         return await self._ask(selection, Opcode.SEED, seeds)
@@ -104,7 +110,15 @@ class AnsweringPool(Pool):
         return await self._ask(selection, Opcode.CALL, calls)
 
     async def _ask(self, selection: Selection, opcode: Opcode, values: Mapping[int, Any] | None) -> Outcome:
-        """Send a command to every worker concerned, with the values for its envs, and await all replies."""
+        """Send a command to every worker concerned, with the values for its envs, and await all replies.
+
+        Cancelling it abandons the replies, which are dropped when they come.
+
+        Raises:
+            ClosedError: If the envs were closed since they were held.
+        """
+        if self.slots.closed:
+            raise closed_meanwhile(selection.envs)
         parts = selection.parts
         enclosed = [self._enclose(values, envs) if values else None for _, _, envs in parts]  # all, before any is sent
         asked: list[asyncio.Future[Any]] = []
@@ -113,6 +127,8 @@ class AnsweringPool(Pool):
             self.slots.sent(envs)
             if opcode in STEPS:
                 self._sent_at[envs] = time.perf_counter()
+            elif self._sent_at:
+                self._sent_at.pop(envs, None)  # of a step that nobody answered any more
         return self._merge(await self._replies(asked, selection, opcode))
 
     async def _replies(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
 import cloudpickle
 
-from aioenvs.errors import RemoteEnvError
+from aioenvs.errors import RemoteEnvError, WorkerStartError
 
-__all__ = ["Failure", "annotate", "capture", "locate", "passable", "rebuild", "summary"]
+__all__ = ["Failure", "annotate", "capture", "factory_error", "locate", "passable", "rebuild", "summary"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,19 @@ def _is_passable(error: BaseException) -> TypeGuard[Exception]:
 def passable(error: BaseException) -> Exception:
     """The error, or a stand-in for one that must not reach the caller as it is."""
     return error if _is_passable(error) else _stand_in(error)
+
+
+def factory_error(env: int, what: str, *, envs: Sequence[int], pid: int | None = None) -> WorkerStartError:
+    """What a start raises, from the exception of a factory.
+
+    Args:
+        env: Whose factory.
+        what: The exception in a line.
+        envs: All envs that are not started because of it.
+        pid: In which process, if it was another one.
+    """
+    where = "" if pid is None else f" in process {pid}"
+    return WorkerStartError(f"the factory of env {env} failed{where}: {what}", env_index=envs, pid=pid)
 
 
 def capture(error: BaseException, env_index: int, command: str) -> Failure:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aioenvs.engine.adapters import Call, EnvAdapter, Handling, ResetArguments, build
+from aioenvs.engine.adapters import Attribute, Call, EnvAdapter, Handling, ResetArguments, build
+from aioenvs.engine.copying import UnsendableError, received
 from aioenvs.engine.failure import annotate, locate, passable, summary
 from aioenvs.engine.layout import Layout
 from aioenvs.engine.metadata import NEXT, ROOT, EnvMetadata
+from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.spaces import Objects
 
 __all__ = ["EnvHost", "Outcome"]
@@ -40,30 +42,38 @@ class Outcome:
     lost: frozenset[int] = frozenset()
     waiting: float = 0.0
 
+    @classmethod
+    def merged(cls, outcomes: Iterable[Outcome]) -> Outcome:
+        """One outcome of those of several workers."""
+        merged = cls()
+        for outcome in outcomes:
+            merged.finished += outcome.finished
+            merged.failures |= outcome.failures
+            merged.objects |= outcome.objects
+            merged.values |= outcome.values
+            merged.waiting = max(merged.waiting, outcome.waiting)
+        return merged
+
     def located(self, command: str) -> Outcome:
         """The same, for envs of this process: each failure says whose it is, and may reach the caller."""
         for env, error in self.failures.items():
             self.failures[env] = annotate(passable(error), locate(env, command))
         return self
 
-    def converted(self, convert: Callable[[Any], Any], why: str) -> Outcome:
-        """The outcome with all that the envs answered made into something else.
+    def sendable(self, send: Callable[[Any], Any]) -> Outcome:
+        """The outcome without the objects that cannot be sent, which is then the failure of their env.
 
         Args:
-            convert: Makes it, of the objects or the value of one env.
-            why: What it means for an env if it cannot be made; the exception is then its failure.
+            send: Tries it.
         """
-        failures, objects, values = dict(self.failures), {}, {}
-        for env in self.objects.keys() | self.values.keys():
+        failures, objects = dict(self.failures), dict(self.objects)
+        for env, own in self.objects.items():
             try:
-                if env in self.objects:
-                    objects[env] = convert(self.objects[env])
-                if env in self.values:
-                    values[env] = convert(self.values[env])
+                send(own)
             except Exception as error:
-                failures[env] = annotate(passable(error), f"what env {env} answered {why}, so it stays where it is")
-                objects.pop(env, None)
-        return dataclasses.replace(self, failures=failures, objects=objects, values=values)
+                failures[env] = _unsendable(env, "", error)
+                del objects[env]
+        return dataclasses.replace(self, failures=failures, objects=objects)
 
     def raise_failure(self) -> None:
         """Raise the exception of the lowest env that failed, which mentions the others; none if none did."""
@@ -83,8 +93,8 @@ class EnvHost:
     """Owns a run of envs and executes commands on them, one env after the other.
 
     Positions count within the host; an empty selection means all envs. What an env is given is its own copy, which it
-    shares with no other env and no caller. An env's exception is collected and the
-    others go on, so that one host with many envs behaves as many hosts with one.
+    shares with no other env and no caller, and what it answers is the caller's own. An env's exception is collected and
+    the others go on, so that one host with many envs behaves as many hosts with one.
 
     Args:
         fatal: Exceptions that are no env's own business and end a command at once.
@@ -127,6 +137,16 @@ class EnvHost:
                 if env in hosted:
                     hosted[env].bind(arrays, row)
 
+    def execute(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome:
+        """Do what an opcode says, with values by env index where there are any."""
+        if opcode is Opcode.RESET:
+            return self.reset(positions, values or {})
+        if opcode is Opcode.SEED:
+            return self.seed(positions, values or {})
+        if opcode is Opcode.CALL:
+            return self.perform(positions, values or {})
+        return self.step(positions, values, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
+
     def seed(self, positions: Sequence[int], seeds: Mapping[int, int]) -> Outcome:
         """Give each selected env its seed, by env index, for its next reset."""
         return self._each(positions, lambda env, adapter: adapter.seed(seeds[env]))
@@ -145,11 +165,22 @@ class EnvHost:
         values: dict[int, Any] = {}
 
         def perform(env: int, adapter: EnvAdapter) -> None:
-            values[env] = adapter.perform(calls[env])
+            call = received(calls[env], keeps_graph=self._handling.keeps_grad)
+            values[env] = self._answer(env, call, adapter.perform(call))
 
         outcome = self._each(positions, perform)
         outcome.values = values
         return outcome
+
+    def _answer(self, env: int, call: Call, value: Any) -> Any:
+        """What an env answered, as the caller's own."""
+        try:
+            return self._handling.answer(value)
+        except Exception as error:
+            refusal = _unsendable(env, f" to {call.kind} {call.name!r}", error)
+            if call.kind != "get":
+                raise refusal from error
+            return self._handling.answer(Attribute(False, error=refusal))
 
     def step(self, positions: Sequence[int], inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
         """Step the selected envs, and reset those whose episode ended if `maybe_reset`."""
@@ -198,3 +229,12 @@ class EnvHost:
             except BaseException as error:
                 outcome.failures[env] = error
         return outcome
+
+
+def _unsendable(env: int, what: str, error: Exception) -> UnsendableError:
+    refusal = UnsendableError(summary(error))
+    refusal.add_note(
+        f"what env {env} answered{what} cannot be copied or pickled for the caller, so it stays where it is"
+    )
+    refusal.env_index = (env,)  # type: ignore[attr-defined]
+    return refusal

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import copy
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aioenvs.engine.adapters import Call, Handling, ResetArguments
-from aioenvs.engine.failure import summary
+from aioenvs.engine.copying import received
+from aioenvs.engine.failure import factory_error, summary
 from aioenvs.engine.host import EnvHost, Outcome
-from aioenvs.engine.pool import Pool, Selection
+from aioenvs.engine.pool import Pool, Selection, closed_meanwhile
 from aioenvs.engine.spaces import Objects
-from aioenvs.errors import WorkerStartError
+from aioenvs.engine.streams import here
 
 __all__ = ["InlinePool"]
+
+
+OWN = functools.partial(received, keeps_graph=True)
 
 
 class InlinePool(Pool):
@@ -33,17 +37,16 @@ class InlinePool(Pool):
         self._yields = yields
         self._factories = factories
         self._kwargs = kwargs
-        self._host = EnvHost((SystemExit, KeyboardInterrupt), Handling(by_reference=True, keeps_grad=True))
+        handling = Handling(by_reference=True, keeps_grad=True, generators=here(), answer=OWN)
+        self._host = EnvHost((SystemExit, KeyboardInterrupt), handling)
 
     async def start(self) -> None:
         try:
             for env, (factory, kwargs) in enumerate(zip(self._factories, self._kwargs, strict=True)):
                 try:
-                    self._host.build(env, factory, copy.deepcopy(kwargs))
+                    self._host.build(env, factory, OWN(dict(kwargs)))
                 except Exception as error:
-                    raise WorkerStartError(
-                        f"the factory of env {env} failed: {summary(error)}", env_index=[env]
-                    ) from error
+                    raise factory_error(env, summary(error), envs=[env]) from error
             buffer = self._lay_out(self._host.metadata, lambda nbytes: bytearray(max(1, nbytes)))
             self._host.attach(self._places, buffer)
         except BaseException:
@@ -55,6 +58,8 @@ class InlinePool(Pool):
         if self._yields:
             try:
                 await asyncio.sleep(0)
+                if self.slots.closed:
+                    raise closed_meanwhile(selection.envs)
             except BaseException:
                 self.release(selection)
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,8 +14,9 @@ from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import EnvMetadata, Family, form_families
 from aioenvs.engine.slots import Slots
 from aioenvs.engine.spaces import Objects
+from aioenvs.errors import ClosedError, describe_envs
 
-__all__ = ["Pool", "Selection", "StepTimes", "Timeouts", "outlast"]
+__all__ = ["Pool", "Selection", "StepTimes", "Timeouts", "closed_meanwhile", "outlast"]
 
 MAX_SELECTIONS = 1024  # how many are remembered
 
@@ -150,13 +151,15 @@ class Pool(ABC):
     async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
         """Reserve the envs for one command, and wait until none of them owes a reply to an earlier caller.
 
+        Cancelling it gives them up again.
+
         Args:
             selection: Which envs.
             command: What for, in words.
             replacing: Replace the workers that are dead, instead of raising.
 
         Raises:
-            ClosedError: After `close`.
+            ClosedError: After `close`, also if that came while this waited.
             ConcurrencyError: If one of them is held already.
             WorkerDiedError: If the worker of one is dead.
         """
@@ -188,6 +191,11 @@ class Pool(ABC):
     @abstractmethod
     def discard(self) -> None:
         """Give everything back at once, without waiting and from any thread; for pools that were forgotten."""
+
+
+def closed_meanwhile(envs: Collection[int]) -> ClosedError:
+    """What a request gets for which its envs were not ready before they were closed."""
+    return ClosedError(f"{describe_envs(tuple(envs))} were closed while a request waited for them")
 
 
 async def outlast(task: asyncio.Task[Any], hurry: Callable[[], None] | None = None) -> None:

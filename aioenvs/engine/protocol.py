@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from aioenvs.errors import ProtocolError
 
-__all__ = ["MAX_BODY", "Decoder", "Frame", "Opcode", "encode", "next_sequence"]
+__all__ = ["MAX_BODY", "STEPS", "Decoder", "Frame", "Opcode", "encode", "next_sequence"]
 
 MAGIC = 0xAE
 MAX_BODY = 1 << 30
@@ -43,6 +43,9 @@ class Opcode(IntEnum):
 
     DONE = 64
     FAILED = 65
+
+
+STEPS = frozenset((Opcode.STEP, Opcode.STEP_AND_MAYBE_RESET))
 
 
 class Frame(NamedTuple):

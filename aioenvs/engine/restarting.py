@@ -22,7 +22,7 @@ from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.restarts import RestartBudget, derived_seed
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.workers import WorkerPool
-from aioenvs.errors import ClosedError, WorkerDiedError, WorkerError, describe_envs
+from aioenvs.errors import WorkerDiedError, WorkerError, describe_envs
 
 __all__ = ["RestartingPool"]
 
@@ -162,18 +162,6 @@ class RestartingPool(WorkerPool):
 
     # -- restarts ---------------------------------------------------------------------------------------
 
-    async def _revive(self, selection: Selection) -> None:
-        closed = ClosedError(f"{describe_envs(selection.indices)} were closed while a worker of theirs was restarted")
-        if self.slots.closed:  # and so might be what it takes to start a worker
-            raise closed
-        try:
-            await super()._revive(selection)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise closed from None  # it is the restart that was cancelled
-
     async def _bring_back(self, index: int) -> None:
         """Replace a worker, as often as it takes and its budget allows, and reset its envs."""
         envs = self.groups[index]
@@ -202,13 +190,6 @@ class RestartingPool(WorkerPool):
             except WorkerError as failure:
                 error = failure
 
-    async def _attach(self, indices: Collection[int]) -> None:
-        try:
-            async with asyncio.timeout(self._timeouts.start):
-                await super()._attach(indices)
-        except TimeoutError:
-            raise self._start_error(min(indices), f"did not answer within {self._timeouts.start} s") from None
-
     async def _settle(self, index: int) -> None:
         """Reset the envs of a new worker; they have lost what they were doing."""
         envs = self.groups[index]
@@ -232,7 +213,7 @@ class RestartingPool(WorkerPool):
             self._lost[env] = Loss(rows, outcome.objects.get(env, {}).get(ROOT, {}))
 
     def _root(self, env: int) -> Rows:
-        """An env's rows of the root, and the one that says where it has its latest values; none if the block is gone."""
+        """An env's rows of the root, and the one that says where its latest values are; none without a block."""
         for family, arrays in zip(self.families, self.arrays, strict=False):
             if env in family.envs:
                 row = family.envs.index(env)

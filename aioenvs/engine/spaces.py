@@ -7,13 +7,13 @@ have a fixed shape; every other space (Text, Sequence, Graph, OneOf, unknown one
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aioenvs.engine.copying import copied
 from aioenvs.engine.layout import Arrays, Key, Leaf
 from aioenvs.errors import SpecMismatchError
 
@@ -89,23 +89,31 @@ def integer_range(space: Any) -> tuple[Any, Any] | None:
     return None
 
 
-def writer(space: Any, key: Key, arrays: Arrays, objects: Objects, row: int) -> Writer:
+def writer(space: Any, key: Key, arrays: Arrays, objects: Objects, row: int, who: str = "") -> Writer:
     """A function that stores one value of the space: leaves into their row of `arrays`, the rest in `objects`.
+
+    Args:
+        space: The space.
+        key: Where it stands.
+        arrays: For the leaves of fixed shape.
+        objects: For the others.
+        row: Of the arrays.
+        who: Whose values they are, for messages.
 
     Raises:
         SpecMismatchError: From that function, if a value has the wrong keys, length, shape or dtype.
     """
     children = _children(space)
     if children is not None:
-        parts = [(name, writer(child, (*key, str(name)), arrays, objects, row)) for name, child in children]
-        return _container_writer(key, row, parts)
+        parts = [(name, writer(child, (*key, str(name)), arrays, objects, row, who)) for name, child in children]
+        return _container_writer(key, who, parts)
     array = arrays.get(key)
     if array is None:
-        return lambda value: objects.__setitem__(key, copy.deepcopy(value))  # the env may reuse it
-    return _scalar_writer(array, key, row) if _kind(space) == "Discrete" else _array_writer(array, key, row)
+        return lambda value: objects.__setitem__(key, copied(value))  # the env may reuse it
+    return (_scalar_writer if _kind(space) == "Discrete" else _array_writer)(array, key, row, who)
 
 
-def _container_writer(key: Key, row: int, parts: list[tuple[Any, Writer]]) -> Writer:
+def _container_writer(key: Key, who: str, parts: list[tuple[Any, Writer]]) -> Writer:
     def write(value: Any) -> None:
         try:
             members = [(store, value[name]) for name, store in parts]
@@ -115,7 +123,7 @@ def _container_writer(key: Key, row: int, parts: list[tuple[Any, Writer]]) -> Wr
         if not complete:
             names = [name for name, _ in parts]
             raise SpecMismatchError(
-                f"env {row}: expected a value with exactly the members {names!r} at {key!r}, found {value!r}"
+                f"{_prefix(who)}expected a value with exactly the members {names!r} at {key!r}, found {value!r}"
             )
         for store, member in members:
             store(member)
@@ -123,43 +131,52 @@ def _container_writer(key: Key, row: int, parts: list[tuple[Any, Writer]]) -> Wr
     return write
 
 
-def _array_writer(array: NDArray[Any], key: Key, row: int) -> Writer:
+def _array_writer(array: NDArray[Any], key: Key, row: int, who: str) -> Writer:
     target = array[row, ...]
     dtype, shape = target.dtype, target.shape
 
     def write(value: Any) -> None:
         if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
-            value = conform(value, dtype, shape, key, row)
+            value = conform(value, dtype, shape, key, who)
         target[...] = value
 
     return write
 
 
-def _scalar_writer(array: NDArray[Any], key: Key, row: int) -> Writer:
+def _scalar_writer(array: NDArray[Any], key: Key, row: int, who: str) -> Writer:
     dtype = array.dtype
     plain = dtype == np.int64
 
     def write(value: Any) -> None:
         try:
-            array[row] = value if plain and type(value) in PLAIN_INTEGERS else conform(value, dtype, (), key, row)
+            array[row] = value if plain and type(value) in PLAIN_INTEGERS else conform(value, dtype, (), key, who)
         except OverflowError:
-            conform(value, dtype, (), key, row)  # says what is wrong
+            conform(value, dtype, (), key, who)  # says what is wrong
 
     return write
 
 
-def conform(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], key: Key, row: int) -> NDArray[Any]:
+def conform(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], key: Key, who: str = "") -> NDArray[Any]:
     """The value as an array of exactly this dtype and shape, if nothing is lost but float precision.
+
+    Args:
+        value: A number, or anything that numpy makes an array of.
+        dtype: Which dtype.
+        shape: Which shape.
+        key: Where the value stands, for messages.
+        who: Whose value it is, for messages.
 
     Raises:
         SpecMismatchError: If the shape differs, the kind differs (floats for integers), an integer does not fit,
             or a finite number overflows.
     """
-    expected = f"env {row}: expected {dtype} of shape {shape} at {key!r}"
+    expected = f"{_prefix(who)}expected {dtype} of shape {shape} at {key!r}"
     try:
         found = np.asarray(value)
     except ValueError as error:
         raise SpecMismatchError(f"{expected}, found a ragged {type(value).__name__}") from error
+    if found.dtype.kind == "f" and dtype.kind == "u":
+        found = _unsigned(value, found)
     integers = found.dtype.kind in "iu" and dtype.kind in "iu"  # whether their values fit is seen below
     if found.shape != shape or not (integers or np.can_cast(found.dtype, dtype, "same_kind")):
         what = f"{value!r}" if found.dtype == object else f"{found.dtype} of shape {found.shape}"
@@ -173,6 +190,18 @@ def conform(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], key: Key, 
     if not fits:
         raise SpecMismatchError(f"{expected}, found values of {found.dtype} that do not fit: {value!r}")
     return cast
+
+
+def _unsigned(value: Any, found: NDArray[Any]) -> NDArray[Any]:
+    """Integers of Python as such, where numpy made floats of them since some are beyond int64; else as found."""
+    exact = np.asarray(value, object)
+    if all(type(number) is int and 0 <= number < 2**64 for number in exact.flat):
+        return exact.astype(np.uint64)
+    return found
+
+
+def _prefix(who: str) -> str:
+    return f"{who}: " if who else ""
 
 
 def reader(space: Any, key: Key, arrays: Arrays, objects: Objects, row: int) -> Reader:

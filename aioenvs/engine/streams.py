@@ -4,19 +4,49 @@
 numbers when other envs live in its process, and would disturb those of the caller where they live in the caller's. Once
 an env has been given a seed, it therefore has states of its own, which are in place while it runs: those that
 `random.seed`, `numpy.random.seed` and `torch.manual_seed` make of that seed.
+
+There is one place for them, so while one env's are there, envs in other threads that have streams wait, and nobody else
+may draw: code of other threads would draw from the env's.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import sys
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-__all__ = ["NUMPY", "PYTHON", "Generator", "Streams", "TrialStreams"]
+__all__ = [
+    "NUMPY",
+    "PYTHON",
+    "Generator",
+    "Generators",
+    "Streams",
+    "TrialStreams",
+    "here",
+    "leave_alone",
+    "torch_generator",
+]
 
-TRIAL = 64  # calls of an env after which it is believed not to draw from the process's generators
+T = TypeVar("T")
+
+TRIAL = 64  # calls of an env after which it is believed not to draw from a generator that is slow to exchange
+
+_get_numpy, _set_numpy = np.random.mtrand.get_bit_generator, np.random.mtrand.set_bit_generator
+
+
+class Generators(StrEnum):
+    """What becomes of the process's generators when an env is given a seed."""
+
+    LEFT = "left"  # nothing: other threads use them at the same time
+    EXCHANGED = "exchanged"  # the env's own states are in their place while it runs
+    SEEDED = "seeded"  # the same, and besides they are seeded themselves, for what is not exchanged
+    OWNED = "owned"  # they are seeded: the env is alone in its process
 
 
 class Generator(NamedTuple):
@@ -47,13 +77,70 @@ def _numpy_mark(generator: Any) -> Any:
     return state["pos"], state["key"].tobytes()
 
 
-PYTHON = Generator(random.getstate, random.setstate, lambda seed: random.Random(seed).getstate())
+def _python_mark(state: Any) -> Any:
+    _, numbers, gauss = state
+    return numbers[-1], numbers[0], gauss  # the place in the numbers, and one that is new whenever all of them are
+
+
+PYTHON = Generator(random.getstate, random.setstate, lambda seed: random.Random(seed).getstate(), _python_mark)
 # The generator itself is exchanged, which is a hundred times quicker than its state.
-NUMPY = Generator(np.random.mtrand.get_bit_generator, np.random.mtrand.set_bit_generator, _numpy_generator, _numpy_mark)
+NUMPY = Generator(_get_numpy, _set_numpy, _numpy_generator, _numpy_mark)
+
+
+def torch_generator(torch: Any) -> Generator:
+    """Torch's generator on the CPU.
+
+    Args:
+        torch: The module, which not every process has.
+    """
+
+    def seeded(seed: int) -> Any:
+        return torch.Generator().manual_seed(seed % 2**63).get_state()
+
+    return Generator(torch.get_rng_state, torch.set_rng_state, seeded, lambda state: state.numpy().tobytes())
+
+
+# -- who may use them -----------------------------------------------------------------------------------
+
+# Held while streams are in place; the thread that holds it may put others on top, as a batch within an env does.
+_lock = threading.RLock()
+_thread = threading.local()
+
+
+def _after_fork() -> None:
+    """In a fork no other thread is left that could release the lock, and the one there is hosts nothing."""
+    global _lock, _thread
+    _thread = threading.local()
+    if _lock.acquire(blocking=False):
+        _lock.release()
+    else:
+        _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def leave_alone() -> None:
+    """Have envs that are built in this thread from now on leave the process's generators alone."""
+    _thread.generators = Generators.LEFT
+
+
+def here() -> Generators:
+    """What envs in this thread are to do about the process's generators."""
+    generators: Generators = getattr(_thread, "generators", Generators.EXCHANGED)
+    return generators
+
+
+# -- streams --------------------------------------------------------------------------------------------
 
 
 class Streams:
     """The states of one env; a context in which they are in place. Before it is seeded the context does nothing.
+
+    Args:
+        *generators: Whose states.
+        use: What becomes of the generators themselves.
 
     >>> streams = Streams(PYTHON)
     >>> streams.seed(3)
@@ -63,22 +150,40 @@ class Streams:
     True
     """
 
-    def __init__(self, *generators: Generator) -> None:
-        self._generators = generators
+    def __init__(self, *generators: Generator, use: Generators = Generators.EXCHANGED) -> None:
+        self._generators: Sequence[Generator] = generators
+        self._use = use
         self._own: list[Any] | None = None
         self._others: list[Any] = []
 
     def seed(self, seed: int) -> None:
         """Begin new streams."""
-        self._own = [generator.seeded(seed) for generator in self._generators]
+        if self._use in (Generators.SEEDED, Generators.OWNED):
+            for generator in self._generators:
+                generator.set(generator.seeded(seed))
+        if self._use in (Generators.SEEDED, Generators.EXCHANGED):
+            self._own = [generator.seeded(seed) for generator in self._generators]
 
     def __enter__(self) -> None:
         if self._own is not None:
-            self._others = self._exchange(self._own)
+            _lock.acquire()
+            try:
+                self._others = self._exchange(self._own)
+            except BaseException:
+                _lock.release()
+                raise
 
     def __exit__(self, *_: object) -> None:
         if self._own is not None:
-            self._own = self._exchange(self._others)
+            try:
+                self._own = self._exchange(self._others)
+            finally:
+                _lock.release()
+
+    def run(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call something with them in place."""
+        with self:
+            return method(*args, **kwargs)
 
     def _exchange(self, states: Sequence[Any]) -> list[Any]:
         """Put these states in place, and return those that were."""
@@ -91,30 +196,66 @@ class Streams:
 class TrialStreams(Streams):
     """Streams for an env that may well have no use for them, which it shows within its first calls.
 
-    Keeping streams costs as much as a quick env's step. One that draws from the process's generators for the first time
-    after `TRIAL` calls is therefore not helped.
+    Exchanging numpy's generator costs next to nothing, and is done always. That of Python's and of torch's states costs
+    more than a quick env's step; one of them from which the env has not drawn within `TRIAL` calls since it was seeded
+    is therefore not exchanged any more. An env that draws from it only later shares it with the others in its process:
+    with `Generators.SEEDED` its draws still follow from the seeds of all of them, and with `Generators.OWNED` from its
+    own, as if it had been exchanged.
+
+    Args:
+        use: What becomes of the generators themselves.
     """
 
-    def __init__(self, *generators: Generator) -> None:
-        super().__init__(*generators)
-        self._left = TRIAL
+    def __init__(self, use: Generators = Generators.EXCHANGED) -> None:
+        super().__init__(use=use)
+        self._left = 0
         self._marks: list[Any] = []
 
     def seed(self, seed: int) -> None:
-        """Begin new streams, and a new trial."""
+        """Begin new streams, torch's among them if it is loaded by now, and a new trial."""
+        torch = sys.modules.get("torch")
+        self._generators = (NUMPY, PYTHON) if torch is None else (NUMPY, PYTHON, torch_generator(torch))
         super().seed(seed)
-        assert self._own is not None
-        self._left, self._marks = TRIAL, self._marked(self._own)
+        if self._own is not None:
+            self._left, self._marks = TRIAL, self._marked(self._own)
 
-    @property
-    def are_idle(self) -> bool:
-        """Whether the trial is over and nothing was drawn."""
-        return self._left == 0
+    def settled(self) -> Streams | _NumpyStream | None:
+        """What to go on with: these streams, until the trial is over, or less; None if nothing has to be kept."""
+        if self._own is None:
+            return None
+        if self._left > 0:
+            return self
+        used = [old != new for old, new in zip(self._marks, self._marked(self._own), strict=True)]
+        used[0] = True  # numpy's
+        if not any(used[1:]):
+            return _NumpyStream(self._own[0])
+        rest = Streams(*(generator for generator, kept in zip(self._generators, used, strict=True) if kept))
+        rest._own = [state for state, kept in zip(self._own, used, strict=True) if kept]
+        return rest
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
-        if self._left > 0 and self._own is not None:
-            self._left = -1 if self._marked(self._own) != self._marks else self._left - 1
+        self._left -= 1
 
     def _marked(self, states: Sequence[Any]) -> list[Any]:
         return [generator.mark(state) for generator, state in zip(self._generators, states, strict=True)]
+
+
+class _NumpyStream:
+    """The same as `Streams` of numpy's generator alone, as quick as can be."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def run(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call something with them in place."""
+        _lock.acquire()
+        try:
+            others = _get_numpy()
+            _set_numpy(self._own)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                _set_numpy(others)
+        finally:
+            _lock.release()

@@ -13,16 +13,16 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import cloudpickle
-
 from aioenvs.engine.adapters import Handling
 from aioenvs.engine.answering import AnsweringPool, all_or_none
-from aioenvs.engine.failure import passable, summary
+from aioenvs.engine.copying import received
+from aioenvs.engine.failure import factory_error, passable, summary
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.layout import Layout
 from aioenvs.engine.metadata import EnvMetadata
 from aioenvs.engine.pool import Selection, Timeouts
 from aioenvs.engine.protocol import Opcode
+from aioenvs.engine.streams import Generators, leave_alone
 from aioenvs.errors import AioEnvsError, ClosedError, WorkerStartError, describe_envs
 
 __all__ = ["ThreadPool"]
@@ -91,7 +91,7 @@ class HostThread:
         self._factories = factories
         self._kwargs = kwargs
         self._mailbox = mailbox
-        self._host = EnvHost((), Handling(keeps_streams=False))
+        self._host = EnvHost((), Handling(generators=Generators.LEFT))
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._pending: set[asyncio.Future[Any]] = set()
@@ -138,6 +138,7 @@ class HostThread:
     # -- in the thread ----------------------------------------------------------------------------------
 
     def _live(self) -> None:
+        leave_alone()  # what envs build in here shares the generators with other threads as well
         while (errand := self._errands.get()) is not None:
             if self._leaving:
                 continue
@@ -158,11 +159,9 @@ class HostThread:
                 break
             self.building = env
             try:
-                self._host.build(env, self._factories[env], copy.deepcopy(self._kwargs[env]))
+                self._host.build(env, self._factories[env], received(dict(self._kwargs[env])))
             except BaseException as error:
-                raise WorkerStartError(
-                    f"the factory of env {env} failed: {summary(error)}", env_index=self.envs
-                ) from passable(error)
+                raise factory_error(env, summary(error), envs=self.envs) from passable(error)
         return copy.deepcopy(self._host.metadata)
 
     def attach(self, places: Iterable[tuple[Sequence[int], Layout]], buffer: Any) -> None:
@@ -172,19 +171,10 @@ class HostThread:
     def command(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome:
         """Let the envs do something; never raises."""
         try:
-            outcome = self._obey(opcode, positions, values or {})
+            outcome = self._host.execute(opcode, positions, values)
         except BaseException as error:  # of handing values over
             outcome = Outcome(failures=dict.fromkeys(self._host.indices(positions), error))
         return outcome.located(opcode.name.lower())
-
-    def _obey(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any]) -> Outcome:
-        if opcode is Opcode.RESET:
-            return self._host.reset(positions, values)
-        if opcode is Opcode.SEED:
-            return self._host.seed(positions, values)
-        if opcode is Opcode.CALL:
-            return self._host.perform(positions, values).converted(_copy, "cannot be copied for the caller")
-        return self._host.step(positions, values, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
 
 
 class ThreadPool(AnsweringPool):
@@ -250,7 +240,7 @@ class ThreadPool(AnsweringPool):
 
     def _enclose(self, values: Mapping[int, Any], envs: Collection[int]) -> Mapping[int, Any]:
         # A caller who gives up may change what he gave before the thread gets to it.
-        return {env: _copy(values[env]) for env in envs if env in values}
+        return {env: received(values[env]) for env in envs if env in values}
 
     def _send(
         self,
@@ -274,13 +264,7 @@ class ThreadPool(AnsweringPool):
             errand.done.set_exception(passable(error))
 
     def _merge(self, replies: Sequence[Outcome]) -> Outcome:
-        merged = Outcome()
-        for reply in replies:
-            merged.finished += reply.finished
-            merged.failures |= reply.failures
-            merged.objects |= reply.objects
-            merged.values |= reply.values
-        return merged
+        return Outcome.merged(replies)
 
     # -- the end ----------------------------------------------------------------------------------------
 
@@ -324,11 +308,3 @@ def _allocate(nbytes: int) -> bytearray:
 
 def _closed(thread: HostThread) -> ClosedError:
     return ClosedError(f"{describe_envs(thread.envs)} were closed while {thread.last_command.name.lower()} was pending")
-
-
-def _copy(value: Any) -> Any:
-    """An own copy of what crosses from one thread to another, made in the way of whichever protocol it supports."""
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # such as a tensor within a graph of gradients
-        return cloudpickle.loads(cloudpickle.dumps(value))

@@ -19,7 +19,8 @@ from aioenvs.engine.adapters import Handling
 from aioenvs.engine.failure import capture
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.memory import SharedBlock
-from aioenvs.engine.protocol import MAX_BODY, Decoder, Frame, Opcode, encode
+from aioenvs.engine.protocol import MAX_BODY, STEPS, Decoder, Frame, Opcode, encode
+from aioenvs.engine.streams import Generators
 from aioenvs.engine.waiting import WaitMeter
 
 __all__ = ["Inherited", "WorkerConfig", "serve"]
@@ -101,15 +102,11 @@ class _Worker:
         return Frame(Opcode.DONE, sequence, generation, counts, body)
 
     def _command(self, opcode: Opcode, positions: Sequence[int], body: bytes) -> Outcome:
-        values = pickle.loads(body) if body else {}
-        if opcode is Opcode.RESET:
-            return self._host.reset(positions, values)
-        if opcode is Opcode.SEED:
-            return self._host.seed(positions, values)
-        if opcode is Opcode.CALL:
-            return self._host.perform(positions, values)
+        values = pickle.loads(body) if body else None
+        if opcode not in STEPS:
+            return self._host.execute(opcode, positions, values)
         with self._meter:
-            outcome = self._host.step(positions, values, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
+            outcome = self._host.execute(opcode, positions, values)
         outcome.waiting = self._meter.verdict(len(self._host))
         return outcome
 
@@ -137,7 +134,13 @@ class _Worker:
             return Opcode.FAILED, pickle.dumps({env: capture(error, env, "start")})
 
     def _build(self, config: WorkerConfig) -> None:
-        self._host = EnvHost(handling=Handling(by_reference=config.by_reference))
+        alone = len(config.env_index) == 1
+        handling = Handling(
+            by_reference=config.by_reference,
+            generators=Generators.OWNED if alone else Generators.SEEDED,
+            answer=cloudpickle.dumps,  # each for itself, so that what one env answered is no reason to lose the others'
+        )
+        self._host = EnvHost(handling=handling)
         prepared = "torch" in sys.modules
         for env, data in zip(config.env_index, config.factories, strict=True):
             # Pickled ones are a copy for each env, as if each had its own process; inherited ones are what they are.
@@ -161,7 +164,7 @@ def _encode(outcome: Outcome, command: str) -> tuple[tuple[int, ...], bytes]:
     try:
         body = _pickled(outcome, command)
     except Exception:  # what one env answered is no reason to lose what the others did
-        body = _pickled(outcome.converted(_sendable, "cannot be pickled for the caller"), command)
+        body = _pickled(outcome.sendable(cloudpickle.dumps), command)
     if len(body) > MAX_BODY:
         raise ValueError(f"the envs of one process answered with {len(body)} bytes, more than {MAX_BODY}")
     return counts, body
@@ -171,12 +174,6 @@ def _pickled(outcome: Outcome, command: str) -> bytes:
     failures = {env: capture(error, env, command) for env, error in outcome.failures.items()}
     body: bytes = cloudpickle.dumps((failures, outcome.objects, outcome.values))
     return body
-
-
-def _sendable(answer: Any) -> Any:
-    """The same, if it can be pickled."""
-    cloudpickle.dumps(answer)
-    return answer
 
 
 def _share(metadata: Sequence[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ import functools
 import logging
 import pickle
 import signal
+import sys
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ import cloudpickle
 
 from aioenvs.engine.answering import AnsweringPool, all_or_none
 from aioenvs.engine.channel import Channel
-from aioenvs.engine.failure import Failure, rebuild
+from aioenvs.engine.failure import Failure, factory_error, rebuild
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.metadata import EnvMetadata, check_unchanged
-from aioenvs.engine.pool import Selection, Timeouts
+from aioenvs.engine.pool import Selection, Timeouts, closed_meanwhile
 from aioenvs.engine.process import Exit, Launcher, WorkerProcess, shared_launcher
 from aioenvs.engine.protocol import Frame, Opcode
 from aioenvs.engine.shipping import pack
@@ -95,6 +96,7 @@ class WorkerPool(AnsweringPool):
     # -- start ------------------------------------------------------------------------------------------
 
     async def _build(self) -> None:
+        self._refuse_threads()
         configs = self._pack(self.groups)
         self._block = SharedBlock.create(on_disk=self._options.on_disk)
         self._launcher = self._make_launcher()
@@ -106,6 +108,15 @@ class WorkerPool(AnsweringPool):
         }
         self._lay_out([descriptions[env] for env in range(self.num_envs)], self._block.allocate)
         await self._attach(range(len(self.groups)))
+
+    def _refuse_threads(self) -> None:
+        count = self._options.num_threads
+        if self._method == "fork" and count > 1 and "torch" in sys.modules:
+            raise ValueError(
+                f"num_sub_threads={count} does not go with mp_start_method='fork': a fork of a process that has used "
+                "torch inherits OpenMP without its threads, and hangs at the first operation that wants them; use "
+                "num_sub_threads=1, or mp_start_method='forkserver' or 'spawn'"
+            )
 
     def _pack(self, groups: Sequence[tuple[int, ...]]) -> list[WorkerConfig]:
         options = self._options
@@ -160,7 +171,13 @@ class WorkerPool(AnsweringPool):
 
     async def _attach(self, indices: Collection[int]) -> None:
         body = pickle.dumps((self.families[-1].layout.end, self._places))
-        await asyncio.gather(*(self._workers[index].channel.request(Opcode.ATTACH, (), (), body) for index in indices))
+        asked = [self._workers[index].channel.request(Opcode.ATTACH, (), (), body) for index in indices]
+        try:
+            async with asyncio.timeout(self._timeouts.start):
+                await asyncio.gather(*asked)
+        except TimeoutError:
+            late = next(index for index, reply in zip(indices, asked, strict=True) if reply.cancelled())
+            raise self._start_error(late, f"did not answer within {self._timeouts.start} s (start_timeout)") from None
 
     # -- requests ---------------------------------------------------------------------------------------
 
@@ -176,7 +193,7 @@ class WorkerPool(AnsweringPool):
         return worker.channel.request(opcode, envs, positions, enclosed or b"")
 
     def _merge(self, replies: Sequence[Frame]) -> Outcome:
-        outcome = _merge(replies)
+        outcome = Outcome.merged(map(_decoded, replies))
         if outcome.waiting:
             self._advise(outcome.waiting)
         return outcome
@@ -229,14 +246,22 @@ class WorkerPool(AnsweringPool):
         """Replace the dead workers of these envs; their other envs then need a reset of their own.
 
         Callers that want envs of the same worker share one replacement, which outlives a caller that is cancelled.
+
+        Raises:
+            ClosedError: If the envs are closed meanwhile.
+            WorkerError: If there is no replacement.
         """
         while dead := [index for index, _, envs in selection.parts if self.slots.broken(envs)]:
+            if self.slots.closed:  # and so might be what it takes to start a worker
+                raise closed_meanwhile(selection.envs)
             for index in dead:
                 if index not in self._replacing:
                     task = self._replacing[index] = asyncio.ensure_future(self._bring_back(index))
                     task.add_done_callback(functools.partial(self._replaced, index))
             tasks = [self._replacing[index] for index in dead]
             await asyncio.wait(tasks)
+            if self.slots.closed or any(task.cancelled() for task in tasks):
+                raise closed_meanwhile(selection.envs)
             for task in tasks:
                 task.result()
 
@@ -254,6 +279,8 @@ class WorkerPool(AnsweringPool):
                 check_unchanged(env, self.metadata[env], found)
             await self._attach([index])
             await self._settle(index)
+            if self._workers[index].ended.done():
+                raise self._start_error(index, "ended as soon as its envs were built")
         except BaseException:
             await asyncio.shield(self._dismiss([self._workers[index]], polite=False))
             raise
@@ -312,28 +339,21 @@ class WorkerPool(AnsweringPool):
             self._launcher.stop()
 
 
-def _merge(replies: Sequence[Frame]) -> Outcome:
-    """One outcome of all replies."""
+def _decoded(reply: Frame) -> Outcome:
+    """What a worker says that came of a command."""
     outcome = Outcome()
-    for reply in replies:
-        if reply.positions:
-            finished, waiting = reply.positions
-            outcome.finished += finished
-            outcome.waiting = max(outcome.waiting, waiting / 100)
-        if reply.body:
-            failures, objects, values = cloudpickle.loads(reply.body)
-            outcome.failures |= {env: rebuild(failure) for env, failure in failures.items()}
-            outcome.objects |= objects
-            outcome.values |= values
+    if reply.positions:
+        outcome.finished, waiting = reply.positions
+        outcome.waiting = waiting / 100
+    if reply.body:
+        failures, outcome.objects, values = cloudpickle.loads(reply.body)
+        outcome.failures = {env: rebuild(failure) for env, failure in failures.items()}
+        outcome.values = {env: cloudpickle.loads(value) for env, value in values.items()}
     return outcome
 
 
 def _factory_error(failures: dict[int, Failure], worker: Worker) -> WorkerStartError:
     env, failure = next(iter(failures.items()))
-    error = WorkerStartError(
-        f"the factory of env {env} failed in process {worker.process.pid}: {failure.summary}",
-        env_index=worker.envs,
-        pid=worker.process.pid,
-    )
+    error = factory_error(env, failure.summary, envs=worker.envs, pid=worker.process.pid)
     error.__cause__ = rebuild(failure)
     return error

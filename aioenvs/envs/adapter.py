@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,24 +11,22 @@ import torch
 from tensordict import TensorDictBase
 
 from aioenvs.engine.adapters import Attribute, Call, Handling, ResetArguments
+from aioenvs.engine.copying import received
 from aioenvs.engine.layout import Arrays, Leaf
-from aioenvs.engine.metadata import INPUT, NEXT, ROOT, EnvMetadata
+from aioenvs.engine.metadata import IN_NEXT, IN_ROOT, INPUT, NEXT, ROOT, STATUS, WHERE, EnvMetadata
 from aioenvs.engine.spaces import Objects
-from aioenvs.engine.streams import NUMPY, PYTHON, Generator, Streams
+from aioenvs.engine.streams import NUMPY, PYTHON, Streams, torch_generator
 from aioenvs.envs.base import EnvBase
 from aioenvs.errors import ResetNeededError, SpecMismatchError
-from aioenvs.specs import NonTensor, TensorSpec
+from aioenvs.mdp import ruling_keys
+from aioenvs.specs import Composite, NonTensor, TensorSpec
 from aioenvs.storage import storage_dtype, tensor_of
-from aioenvs.trees import Key, Tree, copied, deep_copied, flat_key, nested_key, plain, region_trees
+from aioenvs.trees import Key, Tree, copied, flat_key, nested_key, plain, region_trees
 
 __all__ = ["TensorDictAdapter"]
 
 
-def _torch_state(seed: int) -> torch.Tensor:
-    return torch.Generator().manual_seed(seed % 2**63).get_state()
-
-
-TORCH = Generator(torch.get_rng_state, torch.set_rng_state, _torch_state)
+TORCH = torch_generator(torch)
 
 
 class TensorDictAdapter:
@@ -39,13 +36,17 @@ class TensorDictAdapter:
         env: The env.
         env_index: Its index, for messages.
         handling: What is done about its tensors, their gradients, and its random numbers.
+
+    Raises:
+        TypeError: If its specs are those of another library.
     """
 
     def __init__(self, env: Any, env_index: int, handling: Handling) -> None:
+        _require_own_specs(env, env_index)
         self.env = env
         self.env_index = env_index
         self._by_reference = handling.by_reference
-        self._is_batch = hasattr(type(env), "set_attr")
+        self._is_batch = getattr(type(env), "is_batch", False)
         self._keeps_grad = handling.keeps_grad
         self._grads = contextlib.nullcontext() if handling.keeps_grad else torch.no_grad()
         self._trees = region_trees(env.output_spec, env.input_spec)
@@ -53,7 +54,7 @@ class TensorDictAdapter:
         self.metadata = self._describe()
         self._rows: dict[str, dict[Key, torch.Tensor]] = {INPUT: {}, NEXT: {}, ROOT: {}}
         self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
-        self._streams = Streams(PYTHON, NUMPY, TORCH) if handling.keeps_streams else Streams()
+        self._streams = Streams(PYTHON, NUMPY, TORCH, use=handling.generators)
         self._failed = False
         # The next root is needed only where an episode ended, so it is made only there, except by envs that step and
         # reset in a way of their own.
@@ -78,9 +79,15 @@ class TensorDictAdapter:
             leaves=fixed,
             objects=loose,
             reward_keys=tuple(key for key in following if key not in root),
-            done_keys=_deciding([key for key in root if key not in without_done]),
-            specs={"output_spec": env.output_spec.clone(), "input_spec": env.input_spec.clone(), "device": env.device},
+            done_keys=tuple(map(flat_key, ruling_keys(key for key in root if key not in without_done))),
+            specs={
+                "output_spec": env.output_spec.clone(),
+                "input_spec": env.input_spec.clone(),
+                "device": env.device,
+                "action": env.object_action_spaces if hasattr(type(env), "object_action_spaces") else {},
+            },
             takes_root=True,
+            kinds=tuple(str(spec.dtype) for tree in self._trees.values() for spec in tree.leaves.values()),
             num_seeds=getattr(env, "num_seeds", 1),
         )
 
@@ -88,6 +95,7 @@ class TensorDictAdapter:
         return not (self._by_reference or isinstance(spec, NonTensor) or -1 in spec.shape)
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
+        self._where = arrays[STATUS][WHERE][row : row + 1]
         for region, tree in self._trees.items():
             self._rows[region] = {
                 key: tensor_of(array[row : row + 1].reshape(array.shape[1:]), tree.leaves[key].dtype)
@@ -100,7 +108,7 @@ class TensorDictAdapter:
             self.env.set_seed(seed)
 
     def reset(self, arguments: ResetArguments) -> None:
-        kwargs = self._received(dict(arguments.kwargs))
+        kwargs = received(dict(arguments.kwargs), keeps_graph=self._keeps_grad)
         if "seed" in kwargs and self._is_batch:  # which replaces dead workers before it seeds their envs
             self._streams.seed(kwargs["seed"])
         elif "seed" in kwargs:
@@ -163,6 +171,7 @@ class TensorDictAdapter:
                 rows[key].copy_(value)
             else:
                 objects[key] = value.clone()
+        self._where[0] = IN_ROOT if region == ROOT else IN_NEXT
         return values
 
     def _check(self, key: Key, spec: TensorSpec, value: Any) -> None:
@@ -189,8 +198,7 @@ class TensorDictAdapter:
         return self._objects[region]
 
     def perform(self, call: Call) -> Any:
-        kind, name = call.kind, call.name
-        args, kwargs = self._received((call.args, dict(call.kwargs)))
+        kind, name, args, kwargs = call
         with self._streams, self._grads:
             if kind == "get":
                 found = getattr(self.env, name)
@@ -207,23 +215,19 @@ class TensorDictAdapter:
                 return None
             return getattr(self.env, name)(*args, **kwargs)
 
-    def _received(self, value: Any) -> Any:
-        """Arguments as the env's own, shared with no other env and no caller, except for what has gradients."""
-        return deep_copied(value) if self._keeps_grad else copy.deepcopy(value)
-
     def close(self) -> None:
         if not getattr(self.env, "is_closed", False):
             self.env.close()
 
 
-def _deciding(keys: list[Key]) -> tuple[Key, ...]:
-    """Those of the done flags that say whether an episode is over: of each node `done`, which stands for the others.
-
-    A node hides those below it.
-    """
-    nodes = {key[:-1] for key in keys if key[-1] == "done"}
-    top = [node for node in nodes if not any(node[:depth] in nodes for depth in range(len(node)))]
-    return tuple(sorted((*node, "done") for node in top))
+def _require_own_specs(env: Any, env_index: int) -> None:
+    if not isinstance(env.output_spec, Composite):
+        cls, spec = type(env), type(env.output_spec)
+        raise TypeError(
+            f"the factory of env {env_index} returned a {cls.__module__}.{cls.__qualname__}, whose specs are "
+            f"{spec.__module__}.{spec.__qualname__}; expected an aioenvs.EnvBase or a Gymnasium env, such as "
+            "aioenvs.envs.GymEnv(...) in place of TorchRL's"
+        )
 
 
 def _own(value: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDictBase
 
 from aioenvs.engine.seeding import seed_chain
+from aioenvs.envs.check import check_env_specs
 from aioenvs.envs.described import INPUTS, OUTPUTS
 from aioenvs.envs.transitions import Transitions
 from aioenvs.errors import ClosedError
@@ -34,16 +35,22 @@ class _EnvMeta(ABCMeta):
         return own.replace(parameters=list(own.parameters.values())[1:], return_annotation=inspect.Signature.empty)
 
     def __call__(  # type: ignore[misc]  # the classes are those of envs
-        cls: type[Env], *args: Any, spec_locked: bool = True, auto_reset: bool = False, **kwargs: Any
+        cls: type[Env], *args: Any, spec_locked: bool | None = None, auto_reset: bool = False, **kwargs: Any
     ) -> Env:
         if auto_reset:
-            raise NotImplementedError(
-                f"{cls.__name__}: auto_reset=True is for envs that reset themselves within a step, which are not "
-                "supported; let the env report done, and its _reset begin the next episode"
-            )
+            raise _no_auto_reset(cls)
         env: Env = super().__call__(*args, **kwargs)  # type: ignore[misc]
-        env._set_up(spec_locked)
+        if spec_locked is not None:
+            env.__dict__["_locks_specs"] = spec_locked
+        env._set_up()
         return env
+
+
+def _no_auto_reset(cls: type) -> NotImplementedError:
+    return NotImplementedError(
+        f"{cls.__name__}: auto_reset=True is for envs that reset themselves within a step, which are not supported; "
+        "let the env report done, and its _reset begin the next episode"
+    )
 
 
 class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
@@ -87,6 +94,7 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
     """
 
     is_closed: bool
+    copies_results = False  # whether what a step returned is never written to again
 
     def __new__(cls, *args: Any, _inplace_update: bool = False, _batch_locked: bool = True, **kwargs: Any) -> Self:
         """Make an env whose specs can be set before and after the constructor of this class.
@@ -116,6 +124,9 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
         auto_reset: bool = False,
     ) -> None:
         super().__init__()
+        if auto_reset:
+            raise _no_auto_reset(type(self))
+        self.__dict__["_locks_specs"] = spec_locked
         if batch_size is not None:
             self.batch_size = torch.Size(batch_size)
         if device is not None:
@@ -123,11 +134,11 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
         self._run_type_checks = run_type_checks
         self._allow_done_after_reset = allow_done_after_reset
 
-    def _set_up(self, spec_locked: bool) -> None:
+    def _set_up(self) -> None:
         self._set_spec("done", self._index.full("done"))
         self._check_collisions()
         self.__dict__["_is_set_up"] = True
-        self.set_spec_lock_(spec_locked)
+        self.set_spec_lock_(self.__dict__.get("_locks_specs", True))
 
     @abstractmethod
     def _set_seed(self, seed: int | None) -> Any:
@@ -214,6 +225,8 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
         tensordict: TensorDictBase | None = None,
         set_truncated: bool = False,
         out: TensorDictBase | None = None,
+        trust_policy: bool = False,
+        storing_device: torch.device | str | int | None = None,
     ) -> TensorDictBase:
         """Step until an episode is over or `max_steps` are done, and stack what came of it.
 
@@ -229,6 +242,8 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
             tensordict: What to begin with, or to reset.
             set_truncated: Set `truncated` in the last step where it is not done.
             out: Where to put the result.
+            trust_policy: Accepted and without effect: whether a policy takes a TensorDict is told from its signature.
+            storing_device: Where to keep the steps, and the result; None for where they are.
 
         Returns:
             TensorDict of shape `(*batch_size, T)`, the last dim named "time".
@@ -241,6 +256,7 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
             return_contiguous=return_contiguous,
             set_truncated=set_truncated,
             auto_cast_to_device=auto_cast_to_device,
+            storing_device=storing_device,
         )
         return self._driven(rollout(self, options, policy, callback, tensordict, out))
 
@@ -263,6 +279,14 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
         seeds, following = seed_chain(seed, 1, static=static_seed)
         self._set_seed(seeds[0])
         return following
+
+    def check_env_specs(self, *args: Any, **kwargs: Any) -> None:
+        """Compare a short random rollout with the specs; see `aioenvs.envs.check_env_specs`, also for the arguments.
+
+        Raises:
+            SpecMismatchError: If the rollout differs from the specs.
+        """
+        check_env_specs(self, *args, **kwargs)
 
     def empty_cache(self) -> None:
         """Forget what was worked out from the specs."""

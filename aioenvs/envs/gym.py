@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from aioenvs.engine.metadata import INPUT, NEXT, ROOT, form_families
 from aioenvs.engine.spaces import conform
 from aioenvs.envs.base import EnvBase
 from aioenvs.envs.info import Info, ReadsInfo
-from aioenvs.errors import ResetNeededError, SpecMismatchError
+from aioenvs.errors import SpecMismatchError
 from aioenvs.registry import find_spec
 from aioenvs.spaces import leaf_spec
 from aioenvs.specs import Bounded, Categorical, Composite, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
@@ -88,8 +87,8 @@ class GymWrapper(ReadsInfo, EnvBase):
 
     def _bind(self) -> None:
         """Connect the env to arrays of its own."""
-        with self._named_errors():
-            self._adapter = GymAdapter(self._played, 0)
+        self._who = repr(self)
+        self._adapter = GymAdapter(self._played, 0, who=self._who)
         (family,) = form_families([self._adapter.metadata])
         self._arrays: dict[str, Arrays] = family.layout.arrays(bytearray(family.layout.end))
         self._adapter.bind(self._arrays, 0)
@@ -103,15 +102,13 @@ class GymWrapper(ReadsInfo, EnvBase):
     def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         if self._pending_seed is not None:
             kwargs.setdefault("seed", self._pending_seed)
-        with self._named_errors():
-            self._adapter.reset(ResetArguments(kwargs))
+        self._adapter.reset(ResetArguments(kwargs))
         self._pending_seed = None
         return self._result(self._observations(ROOT))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         self._store_action(tensordict)
-        with self._named_errors():
-            self._adapter.step(maybe_reset=False)
+        self._adapter.step(maybe_reset=False)
         outcome = self._arrays[NEXT]
         values = {key: torch.from_numpy(outcome[key][0].copy()) for key in (REWARD_KEY, *DONE_KEYS)}
         return self._result(self._observations(NEXT) | values)
@@ -150,8 +147,7 @@ class GymWrapper(ReadsInfo, EnvBase):
             raise self._mismatch(spec, key, repr(value))
         shape = array.shape[1:]
         if isinstance(spec, Bounded | Unbounded):
-            with self._named_errors():
-                array[0] = conform(spec.to_numpy(value).reshape(shape), array.dtype, shape, key, 0)
+            array[0] = conform(spec.to_numpy(value).reshape(shape), array.dtype, shape, key, self._who)
             return
         dtype: Any = spec.dtype
         whole = isinstance(spec, OneHot | MultiOneHot) or torch.can_cast(value.dtype, dtype)
@@ -161,15 +157,6 @@ class GymWrapper(ReadsInfo, EnvBase):
 
     def _mismatch(self, spec: TensorSpec, key: Key, found: str) -> SpecMismatchError:
         return SpecMismatchError(f"{self!r}: expected {spec!r} at {key!r}, found {found}")
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        """The engine's errors with the env's own name: it has no index here."""
-        try:
-            yield
-        except (ResetNeededError, SpecMismatchError) as error:
-            named = type(error)(str(error).replace("env 0", repr(self), 1))
-            raise named.with_traceback(error.__traceback__) from error.__cause__
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Fill in random actions, drawn from torch's generator, and samples of the spaces that are `NonTensor`.
@@ -188,7 +175,7 @@ class GymWrapper(ReadsInfo, EnvBase):
 
     @property
     def object_action_spaces(self) -> dict[Key, Any]:
-        """Copies of the action spaces whose values are no tensors, by key; who samples them disturbs no draws of the env."""
+        """Copies of the action spaces whose values are no tensors, by key; sampling them leaves the env's own alone."""
         spaces = self._adapter.metadata.specs["action"]
         loose = (key for key, spec in self._action_leaves.items() if isinstance(spec, NonTensor))
         return {key: copy.deepcopy(spaces[key]) for key in loose}

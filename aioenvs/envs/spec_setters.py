@@ -205,6 +205,12 @@ class SettableSpecs(Described):
                             f"the key {key!r} collides: it is in {owners[key]}_spec and in {kind}_spec; rename one"
                         )
                     owners[key] = kind
+        flags = self._index.keys("done")
+        for key in self._index.keys("action"):
+            if key in flags:
+                raise RuntimeError(
+                    f"the key {key!r} collides: it is in action_spec and in done_spec; rename the action"
+                )
 
 
 def complete_done_spec(spec: Composite) -> Composite:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.envs.described import OUTPUTS, NestedKey
 from aioenvs.envs.outcome import Outcomes, idle, restore, scattered, snapshot, whole_rows
@@ -128,8 +128,9 @@ class Transitions(SettableSpecs):
             tensordict: Of shape `batch_size`, with the actions and what else `_step` reads; it is updated in place.
                 Entries under `next` stay if the step gives none of their name. If it holds `_step` (bool, of shape
                 `batch_size`, or with more dims if it selects whole elements), only those step; elsewhere `next` has
-                the root's observations and done flags again, and no reward. `_step` sees that mask if the env has a
-                batch size, and only the rows that it selects if not.
+                the root's observations and done flags again, and no reward. The method `_step` sees that mask if the
+                env has a batch size, and only the rows that it selects if not. The mask stays where it is, unless it
+                selects nobody.
 
         Returns:
             The same TensorDict, with `next`.
@@ -142,7 +143,7 @@ class Transitions(SettableSpecs):
         preset, mask = tensordict.get("next", None), tensordict.get("_step", None)
         whole = mask is None or mask.all()
         following = self._call_step(tensordict) if whole else self._step_some(tensordict, mask)
-        if mask is not None:
+        if mask is not None and not whole and not mask.any():
             del tensordict["_step"]
         if preset is not None:
             _keep(preset, following)
@@ -210,8 +211,9 @@ class Transitions(SettableSpecs):
         index = self._index
         left: tuple[NestedKey, ...] | None = index.__dict__.get("left_behind")
         if left is None:
-            rewards = [key for key in index.keys("reward") if key not in index.keys("state")]
-            left = index.__dict__["left_behind"] = (*rewards, *index.keys("action"))
+            states = index.every_key("state")
+            rewards = [key for key in index.every_key("reward") if key not in states]
+            left = index.__dict__["left_behind"] = (*rewards, *index.every_key("action"))
         return left
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
@@ -221,7 +223,8 @@ class Transitions(SettableSpecs):
             tensordict: As for `step`.
 
         Returns:
-            The same TensorDict with `next`, where the true last observations are; and the root of the next step.
+            The TensorDict with `next`, where the true last observations are: the same one, or where it is not on the
+            env's device a copy there; and the root of the next step.
         """
         device = self.device
         if device is not None and tensordict.device != device:
@@ -247,9 +250,10 @@ class Transitions(SettableSpecs):
     def _mark_ends(self, tensordict: TensorDictBase) -> bool:
         """Whether an episode is over; if so, the masks of a reset are set."""
         spec = self._index.full("done")
-        done = tensordict.get("done", None)
-        if done is not None and "done" in spec and not done.any():
-            return False
+        if "done" in spec and not isinstance(tensordict, LazyStackedTensorDict):  # whose flags may differ in shape
+            done = tensordict.get("done", None)
+            if done is not None and not done.any():
+                return False
         return terminated_or_truncated(tensordict, spec)
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
@@ -259,6 +263,34 @@ class Transitions(SettableSpecs):
             tensordict: As for `step`, without the actions; None for an env that needs nothing else.
         """
         return self.step(self.rand_action(tensordict))
+
+    def cardinality(self, tensordict: TensorDictBase | None = None) -> int | float:
+        """How many actions there are; an env in which that depends on the state overrides it.
+
+        Args:
+            tensordict: The state, which does not matter here.
+
+        Raises:
+            NotImplementedError: If an action is not discrete.
+        """
+        return self._index.full("action").cardinality()
+
+    def all_actions(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """All actions that the masks of the specs allow.
+
+        Args:
+            tensordict: What the env is reset with before, as in TorchRL; None for no reset.
+
+        Returns:
+            TensorDict of shape `(cardinality, *batch_size)`.
+
+        Raises:
+            NotImplementedError: If an action is not discrete.
+        """
+        if tensordict is not None:
+            self.reset(tensordict)
+        actions: TensorDictBase = self._index.full("action").enumerate(use_mask=True)
+        return actions
 
 
 def _keep(preset: TensorDictBase, following: TensorDictBase) -> None:

@@ -184,6 +184,18 @@ class TensorSpec(ABC):
         """Return the spec on a CUDA device, by default the current one."""
         return self.to("cuda" if device is None else device)
 
+    def index(self, index: Any, tensor_to_index: Any) -> Any:
+        """Return the elements of a tensor that a value of this spec points to, along the tensor's last dim.
+
+        Args:
+            index: a value of this spec.
+            tensor_to_index: what is indexed.
+
+        Raises:
+            NotImplementedError: values of the spec point to nothing; those of Categorical and the one-hot specs do.
+        """
+        raise NotImplementedError(f"a value of {type(self).__name__} is no index; one of Categorical or OneHot is")
+
     def clear_device_(self) -> Self:
         """Make a Composite, and those in it, have no device; a leaf keeps its own. Returns self."""
         return self

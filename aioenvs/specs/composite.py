@@ -149,7 +149,12 @@ class Composite(SpecMapping):
         self._specs, self._device = there._specs, there._device
 
     def clear_device_(self) -> Self:
-        """Have no device, here and in nested composites; the leaves keep theirs. Returns self."""
+        """Have no device, here and in nested composites; the leaves keep theirs. Returns self.
+
+        Raises:
+            RuntimeError: the composite is locked.
+        """
+        self._require_unlocked()
         self._device = None
         for spec in self._specs.values():
             if isinstance(spec, Composite):
@@ -173,6 +178,7 @@ class Composite(SpecMapping):
 
     @names.setter
     def names(self, names: Sequence[str | None] | None) -> None:
+        self._require_unlocked()
         if names is not None and len(names) != self.ndim:
             raise ValueError(f"expected {self.ndim} names, found {names!r}")
         self._dim_names = None if names is None else tuple(names)
@@ -184,7 +190,7 @@ class Composite(SpecMapping):
         """Name batch dims that have no name yet; an Ellipsis stands for dims that stay as they are. Returns self.
 
         Raises:
-            RuntimeError: a dim has another name.
+            RuntimeError: a dim has another name, or the composite is locked.
             ValueError: there are too few or too many names.
         """
         old, new = self.names, list(names)
@@ -313,6 +319,22 @@ class Composite(SpecMapping):
     def one(self, shape: Lead = ()) -> Any:
         """Return a TensorDict of ones, with batch size `(*shape, *self.shape)`."""
         return self._built("one", shape)
+
+    def rand_update(self, val: TensorDictBase) -> TensorDictBase:
+        """Set random values in a TensorDict of batch size `(*, *self.shape)`; returns it."""
+        return self._updated("rand", val)
+
+    def zeros_update(self, val: TensorDictBase) -> TensorDictBase:
+        """Set zeros in a TensorDict of batch size `(*, *self.shape)`; returns it."""
+        return self._updated("zero", val)
+
+    def ones_update(self, val: TensorDictBase) -> TensorDictBase:
+        """Set ones in a TensorDict of batch size `(*, *self.shape)`; returns it."""
+        return self._updated("one", val)
+
+    def _updated(self, method: str, val: TensorDictBase) -> TensorDictBase:
+        lead = val.batch_size[: max(val.ndim - self.ndim, 0)]
+        return val.update(getattr(self, method)(lead))
 
     def is_in(self, value: Any) -> bool:
         """Whether all entries are there and in their specs; more entries do not matter."""

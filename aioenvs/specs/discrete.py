@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from .base import DeviceLike
-from .interval import IntervalSpec
 from .leaf import dtype_or_device_first, integers
 from .masks import MaskedSpec, as_mask
 from .onehot import MultiOneHot, OneHot
-from .shapes import as_shape, broadcasts, concrete
+from .shapes import as_shape, broadcasts, concrete, joint_shape
 
 
 class Categorical(MaskedSpec):
@@ -127,6 +126,22 @@ class Categorical(MaskedSpec):
         """Return the spec of one-hot encoded values."""
         shape = (*self._shape, self._n)
         return OneHot(self._n, shape, device=self._device, mask=self._mask, start=self._start)
+
+    def index(self, index: torch.Tensor, tensor_to_index: torch.Tensor) -> torch.Tensor:
+        """Return the elements at these integers, counted from `start`, see `TensorSpec.index`.
+
+        Args:
+            index: integers of shape `(*, k)`, or one without dims.
+            tensor_to_index: of shape `(*, n)`, of which the leading dims broadcast with those of `index`.
+        """
+        if not isinstance(index, torch.Tensor):
+            raise TypeError(f"expected a tensor of integers as index of {self!r}, found {index!r}")
+        places = index.to(torch.int64) - self._start
+        row = places.reshape(1) if not places.ndim else places
+        lead = joint_shape(row.shape[:-1], tensor_to_index.shape[:-1])
+        tensor = tensor_to_index.expand(*lead, tensor_to_index.shape[-1])
+        found = tensor.gather(-1, row.expand(*lead, row.shape[-1]))
+        return found if places.ndim else found.squeeze(-1)
 
     def _details(self) -> list[str]:
         details = [f"n={self._n}"]
@@ -294,20 +309,20 @@ class MultiCategorical(MaskedSpec):
         return [f"nvec={self.nvec.tolist() if self._high.numel() <= 16 and not self._high.is_meta else '...'}"]
 
 
-@Categorical.register
-class Binary(IntervalSpec):
+class Binary(Categorical):
     """Zeros and ones, independent of each other.
 
-    For `isinstance` it is a Categorical, as in TorchRL.
+    It is a Categorical with two values, as in TorchRL.
 
     Args:
         n: the size of the last dim.
         shape: the shape of a value; `(n,)` by default.
         device: the device of a value.
         dtype: any dtype; int8 by default.
+        mask: bool, broadcasts to `(*shape, 2)`: whether 0 and whether 1 is allowed; both by default.
 
     Raises:
-        ValueError: neither `n` nor `shape` is given, or they differ.
+        ValueError: neither `n` nor `shape` is given, or they differ, or the mask does not fit.
 
     >>> from aioenvs.specs import Binary
     >>> Binary(3).rand((2,)).shape
@@ -321,24 +336,18 @@ class Binary(IntervalSpec):
         shape: Iterable[int] | int | None = None,
         device: DeviceLike | None = None,
         dtype: torch.dtype | None = None,
+        mask: Any = None,
     ) -> None:
         if n is None and shape is None:
             raise ValueError("Binary needs n or a shape")
         size = as_shape([int(n or 0)] if shape is None else shape)
         if n is not None and size[-1:] != (n,):
             raise ValueError(f"expected a shape that ends with n={n!r} for Binary, found {tuple(size)}")
-        super().__init__(size, dtype or torch.int8, device)
-        self._bound_by(torch.tensor(0), torch.tensor(1))
+        super().__init__(2, size, device, dtype or torch.int8, mask)
 
-    @property
-    def n(self) -> int:
-        """How many values an element has: 2, as in TorchRL."""
-        return 2
+    def to_categorical_spec(self) -> Binary:
+        """Return the spec."""
+        return self
 
-    def cardinality(self) -> int:
-        """Return 2, as TorchRL does: the elements do not count."""
-        return 2
-
-    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
-        """Return all zeros and all ones, of shape `(2, *self.shape)`."""
-        return torch.stack([self.zero(), self.one()])
+    def _details(self) -> list[str]:
+        return ["masked"] * (self._mask is not None)

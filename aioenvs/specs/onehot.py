@@ -12,7 +12,7 @@ import torch
 from .base import DeviceLike, Lead
 from .leaf import TensorLeafSpec, dtype_or_device_first, integers, new_tensor, open_shape
 from .masks import as_mask, draw_masked, require_choice
-from .shapes import as_shape, concrete
+from .shapes import as_shape, concrete, joint_shape
 
 if TYPE_CHECKING:
     from .discrete import Categorical, MultiCategorical
@@ -146,6 +146,23 @@ class OneHotSpec(TensorLeafSpec):
     def cardinality(self) -> int:
         """Return the number of one-hot rows, regardless of a mask."""
         return math.prod(self._nvec)
+
+    def index(self, index: torch.Tensor, tensor_to_index: torch.Tensor) -> torch.Tensor:
+        """Return the elements of a tensor that a one-hot value points to, see `TensorSpec.index`.
+
+        Args:
+            index: one-hot, of shape `(*, n)`, n the sum of all choices.
+            tensor_to_index: of a shape to which that of `index` broadcasts, or the other way round.
+
+        Returns:
+            One element for each choice: `(*, number of choices)`.
+        """
+        if not isinstance(index, torch.Tensor):
+            raise TypeError(f"expected a one-hot tensor as index of {self!r}, found {index!r}")
+        size = joint_shape(index.shape, tensor_to_index.shape)
+        parts = self._parts(tensor_to_index.expand(size))
+        chosen = self._chosen(index.expand(size))
+        return torch.cat([part.gather(-1, at) for part, at in zip(parts, chosen, strict=True)], -1)
 
     def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return the value, after a check if `safe`."""

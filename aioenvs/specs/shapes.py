@@ -29,6 +29,12 @@ def ends_with(found: Sequence[int], expected: Sequence[int]) -> bool:
     return lead >= 0 and all(e in (f, -1) for f, e in zip(found[lead:], expected, strict=True))
 
 
+def joint_shape(*shapes: Sequence[int]) -> torch.Size:
+    """Return the shape to which all of these broadcast."""
+    joint: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return joint
+
+
 def broadcasts(shape: Sequence[int], size: Sequence[int]) -> bool:
     """Whether a tensor of this shape can be expanded to the size."""
     pairs = zip(reversed(shape), reversed(size), strict=False)

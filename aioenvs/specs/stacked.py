@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from tensordict import lazy_stack
 
-from .base import TensorSpec
+from .base import DeviceLike, TensorSpec
 from .composite import Composite
 from .leaf import dtype_name
 from .stack import StackSpec, shapes_of
@@ -153,6 +153,24 @@ class StackedComposite(StackSpec, Composite):
     def is_locked(self, locked: bool) -> None:
         self._set_lock(locked)
 
+    def clear_device_(self) -> Self:
+        """Have no device, in any of the composites; see `Composite.clear_device_`. Returns self."""
+        self._require_unlocked()
+        return super().clear_device_()
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of a value; None where the composites differ. Setting it moves them."""
+        return super().device
+
+    @device.setter
+    def device(self, device: DeviceLike | None) -> None:
+        self._require_unlocked()
+        if device is None:
+            self.clear_device_()
+        else:
+            self._stacked = tuple(spec.to(device) for spec in self._stacked)
+
     def _set_lock(self, locked: bool, recurse: bool = True) -> Self:
         for spec in self._stacked:
             spec._set_lock(locked, recurse)
@@ -166,6 +184,7 @@ class StackedComposite(StackSpec, Composite):
 
     @names.setter
     def names(self, names: Sequence[str | None] | None) -> None:
+        self._require_unlocked()
         if names is not None and len(names) != self.ndim:
             raise ValueError(f"expected {self.ndim} names, found {names!r}")
         for spec in self._stacked:

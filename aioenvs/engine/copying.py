@@ -1,0 +1,114 @@
+"""Copies of what envs are given and of what they answer, so that envs and callers share nothing. Free of torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, overload
+
+import cloudpickle
+
+__all__ = ["UnsendableError", "Withheld", "copied", "received"]
+
+
+class UnsendableError(TypeError):
+    """What an env has, or answered, cannot be copied or pickled for the caller; notes say which env, and what."""
+
+
+def copied(value: Any, *, keeps_graph: bool = False) -> Any:
+    """A copy that shares nothing with the value.
+
+    Args:
+        value: Anything.
+        keeps_graph: Keep tensors that require grad in their graph: a clone of what an operation made; leaves, which
+            are their own place in it, are shared. Else they are copied in whatever way works, without a graph.
+
+    Raises:
+        Exception: Whatever comes of copying an object that cannot be copied.
+    """
+    if keeps_graph:
+        return copy.deepcopy(value, {id(tensor): _in_graph(tensor) for tensor in _recorded(value)})
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # such as a tensor that an operation made
+        return cloudpickle.loads(cloudpickle.dumps(value))
+
+
+def received(value: Any, *, keeps_graph: bool = False) -> Any:
+    """The same, except that it shares what cannot be copied, such as locks; not the containers around that.
+
+    Args:
+        value: Anything.
+        keeps_graph: See `copied`.
+
+    >>> import threading
+    >>> lock, names = threading.Lock(), ["a"]
+    >>> own = received({"lock": lock, "names": names})
+    >>> own["lock"] is lock, own["names"] is names
+    (True, False)
+    """
+
+    def attempt(part: Any) -> Any:
+        return copied(part, keeps_graph=keeps_graph)
+
+    return _pieces(value, attempt, {})
+
+
+def _pieces(value: Any, attempt: Callable[[Any], Any], seen: dict[int, Any]) -> Any:
+    """A copy in one go, or of the parts of a container, where `seen` are those that are being copied."""
+    if id(value) in seen:
+        return seen[id(value)]
+    try:
+        return attempt(value)
+    except Exception:
+        if not isinstance(value, dict | list | tuple):
+            return value
+    if isinstance(value, tuple):
+        items = [_pieces(item, attempt, seen) for item in value]
+        return value._make(items) if hasattr(value, "_make") else tuple(items)
+    fresh = seen[id(value)] = copy.copy(value)
+    for place, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        fresh[place] = _pieces(item, attempt, seen)
+    return fresh
+
+
+def _recorded(value: Any) -> Iterator[Any]:
+    """The tensors that require grad in lists, tuples and dicts, however nested."""
+    if hasattr(type(value), "requires_grad"):  # of the type, since some objects answer for others
+        if value.requires_grad:
+            yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _recorded(item)
+
+
+def _in_graph(tensor: Any) -> Any:
+    return tensor if getattr(tensor, "is_leaf", False) else tensor.clone()
+
+
+class Withheld(Sequence[Any]):
+    """The values of an attribute that envs have but cannot send: they are there, and any use of them raises.
+
+    Args:
+        error: What it raises.
+        count: How many envs there are.
+    """
+
+    def __init__(self, error: Exception, count: int) -> None:
+        self._error = error
+        self._count = count
+
+    @overload
+    def __getitem__(self, index: int) -> NoReturn: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> NoReturn: ...
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise self._error.with_traceback(None)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"<values of {self._count} envs, withheld: {self._error}>"
