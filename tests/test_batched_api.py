@@ -973,3 +973,31 @@ async def test_the_argument_is_called_tensordict(face: TorchFace) -> None:
         assert following == 1
         rollout = await env.rollout(max_steps=2, policy=None, callback=None, tensordict=td, auto_reset=False)
         assert rollout["next", "observation"].squeeze(-1).tolist() == [[4, 5]] * 2
+
+
+def test_a_misspelt_option_is_named_with_the_class_it_was_given_to() -> None:
+    for make in (ParallelEnv, SerialEnv):
+        with pytest.raises(TypeError, match=rf"^{make.__name__}: got an unexpected keyword argument 'num_worker'"):
+            make(2, CountingEnv, num_worker=1)  # type: ignore[call-arg]
+
+
+def test_messages_of_a_plain_face_call_it_by_its_name() -> None:
+    env = ParallelEnv(2, CountingEnv)
+    with pytest.raises(ClosedError, match=r"^<ParallelEnv "):
+        env.close()
+
+
+def test_an_async_face_says_where_attributes_of_the_envs_are() -> None:
+    env = AsyncSerialEnv(2, CountingEnv)
+    with pytest.raises(AttributeError, match=r"await get_attr\('max_steps'\)"):
+        _ = env.max_steps
+    assert not hasattr(env, "_max_steps")
+
+
+def test_specs_of_another_library_are_refused_with_the_place_to_get_them() -> None:
+    class Spec:
+        pass
+
+    env = CountingEnv()
+    with pytest.raises(TypeError, match=r"found .*Spec.*import specs from aioenvs\.specs"):
+        env.observation_spec = Spec()

@@ -150,9 +150,9 @@ def test_the_leading_shape_must_be_the_batch_size(kind: str) -> None:
 
 def test_what_is_no_spec_is_refused() -> None:
     env = Counter()
-    with pytest.raises(TypeError, match="expected a spec for action_spec, found 3"):
+    with pytest.raises(TypeError, match=r"expected a spec of aioenvs.specs as action_spec, found 3"):
         env.action_spec = 3  # type: ignore[assignment]
-    with pytest.raises(TypeError, match="expected a Composite for state_spec"):
+    with pytest.raises(TypeError, match=r"expected a Composite of aioenvs.specs as state_spec"):
         env.state_spec = Unbounded((1,))  # type: ignore[assignment]
     for name in ("reward_spec", "done_spec"):
         with pytest.raises(RuntimeError, match="at least one dim"):

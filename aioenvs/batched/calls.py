@@ -35,6 +35,15 @@ class AsyncCalls(Described):
     def _running_scope(self) -> Scope | None:
         """The same if they run, else None."""
 
+    def __getattr__(self, name: str) -> Any:
+        """Say where attributes of the envs are to be had; a coroutine cannot be waited for here.
+
+        Raises:
+            AttributeError: Always.
+        """
+        hint = "" if name.startswith("_") else f"; for the envs' own use await get_attr({name!r}) or call({name!r})"
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+
     async def call(self, name: str, /, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of every env.
 

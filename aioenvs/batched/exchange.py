@@ -6,8 +6,7 @@ are views of that copy; some rows are copied leaf by leaf. What travels as an ob
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,56 +15,20 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from aioenvs.batched.inputs import InputLeaf, Inputs, Rows, mismatch, missing
-from aioenvs.batched.signature import EnvSpecs
+from aioenvs.batched.ledger import Ledger, PackedRegion
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import IN_ROOT, INPUT, NEXT, ROOT, STATUS, WHERE, EnvMetadata, Family
+from aioenvs.engine.metadata import IN_ROOT, INPUT, NEXT, ROOT
 from aioenvs.engine.spaces import Objects
 from aioenvs.errors import SpecMismatchError
 from aioenvs.specs import NonTensor
 from aioenvs.storage import array_of
-from aioenvs.trees import Key, Tree, copied, nested_key, plain, region_trees
+from aioenvs.trees import Key, Tree, copied, nested_key, plain
 
-__all__ = ["Exchange", "Ledger", "Rows", "Values"]
+__all__ = ["Exchange", "Rows", "Values"]
 
 Values = dict[Key, Any]  # a tensor for all envs, or a list of objects, one per env
-
-
-class Ledger:
-    """What is known of the envs of one family besides the arrays: latest values without a row, action spaces, counts.
-
-    All who exchange with the family share it.
-
-    Args:
-        family: The family.
-        arrays: Its arrays.
-        metadata: What each of its envs says of itself.
-    """
-
-    def __init__(self, family: Family, arrays: dict[str, Arrays], metadata: Sequence[EnvMetadata]) -> None:
-        self.family = family
-        self.arrays = arrays
-        self.where = arrays[STATUS][WHERE]
-        self.spaces = [copy.deepcopy(each.specs.get("action", {})) for each in metadata]
-        self.objects: list[Objects] = [{} for _ in family.envs]
-        self.rounds = 0  # steps of all of them together, which are counted apart from the others
-        self.steps = np.zeros(len(family.envs), np.int64)
-        self.episodes = np.zeros(len(family.envs), np.int64)
-        self.specs = EnvSpecs.of(family.metadata)
-        self.trees = region_trees(self.specs.output_spec, self.specs.input_spec)
-        others = Tree.of(self.specs.full("observation"), self.specs.full("reward")).leaves
-        self.done_leaves = frozenset(key for key in self.trees[ROOT].leaves if key not in others)
-        # Leaves that are kept under another dtype, since numpy does not have theirs.
-        self.foreign = {
-            region: [
-                (key, dtype)
-                for key, array in leaves.items()
-                if (dtype := self.trees[region].leaves[key].dtype) is not torch.from_numpy(array[:0]).dtype
-            ]
-            for region, leaves in arrays.items()
-            if region != STATUS
-        }
 
 
 class Exchange:
@@ -103,7 +66,7 @@ class Exchange:
             if not isinstance(spec, NonTensor)
         ]
         self._input_objects = [key for key, spec in leaves.items() if isinstance(spec, NonTensor)]
-        self._packed = {region: _Packed(ledger, region) for region in (NEXT, ROOT)} if members is None else {}
+        self._packed = {region: PackedRegion(ledger, region) for region in (NEXT, ROOT)} if members is None else {}
 
     def _of(self, key: Key) -> list[Any]:
         """The action space of each env at a key, None where there is none."""
@@ -396,31 +359,6 @@ class Exchange:
                     spaces[key].seed(int(torch.randint(2**31, ())))
                     own[key] = spaces[key].sample()
         return sampled
-
-
-class _Packed:
-    """Copies a region as one run of bytes, by a plan that is made once."""
-
-    def __init__(self, ledger: Ledger, region: str) -> None:
-        place = ledger.family.layout.regions[region]
-        count = len(ledger.family.envs)
-        arrays = list(ledger.arrays[region].values())
-        whole = _bytes_behind(arrays[0]) if arrays else np.zeros(0, np.uint8)
-        self._source = whole[place.offset : place.offset + place.nbytes] if arrays else whole
-        self._plan = [
-            (item.leaf.key, (count, *item.leaf.shape), np.dtype(item.leaf.dtype), item.offset) for item in place.places
-        ]
-
-    def copy(self) -> Arrays:
-        copy = self._source.copy()
-        return {key: np.ndarray(shape, dtype, copy, offset) for key, shape, dtype, offset in self._plan}
-
-
-def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return np.frombuffer(base, np.uint8)
 
 
 def _name(dtype: Any) -> str:

@@ -55,6 +55,7 @@ class AsyncBatchedEnv(AsyncEnvs):
         self._running: Running | None = None
         self._starting: asyncio.Task[Running] | None = None
         self._waiting = 0  # how many tasks wait for the start
+        self._face = type(self).__name__  # what messages call it: a sync face puts its own name here
         self._yields = True  # whether commands let other tasks run, even if they have nothing to wait for
         self._former_threads: int | None = None
         self._config = config
@@ -284,7 +285,7 @@ class AsyncBatchedEnv(AsyncEnvs):
         return _unstarted, (type(self), self._config, self._device), own or None
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._describe()}>"
+        return f"<{self._face} {self._describe()}>"
 
     def _describe(self) -> str:
         state = "closed" if self._running is None else "open"

@@ -141,7 +141,7 @@ class BatchedEnvBase(Forwarding):
     rand_action.__doc__ = AsyncEnvs.rand_action.__doc__
 
     def __repr__(self) -> str:
-        return repr(self._env).replace("<Async", "<", 1)
+        return repr(self._env)
 
     # -- commands ---------------------------------------------------------------------------------------
 

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aioenvs.batched.exchange import Exchange, Ledger, Rows
+from aioenvs.batched.exchange import Exchange, Rows
 from aioenvs.batched.lazy import LazyExchange
+from aioenvs.batched.ledger import Ledger
 from aioenvs.batched.results import DenseResults, LazyResults, Results
 from aioenvs.batched.signature import EnvSpecs, Signature, common_device
 from aioenvs.engine.pool import Pool, Selection

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, Self
@@ -29,7 +30,17 @@ def arguments_of(
     """Give a constructor the signature of the one to which it passes everything on."""
 
     def sign(own: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
-        return functools.wraps(init)(own)
+        signature = inspect.signature(init)
+
+        @functools.wraps(init)
+        def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                signature.bind(self, *args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{type(self).__name__}: {error}") from None
+            own(self, *args, **kwargs)
+
+        return construct
 
     return sign
 
@@ -49,6 +60,7 @@ class BatchedEnv(BatchedEnvBase):
         self._portal: Portal | None = None
         self._callers_threads: int | None = None  # torch's, of the caller, before the start
         env._yields = False  # there is nobody to yield to
+        env._face = type(self).__name__
 
     def _run(self, coroutine: Any) -> Any:
         if self._portal is None:

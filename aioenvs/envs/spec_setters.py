@@ -181,8 +181,11 @@ class SettableSpecs(Described):
         if isinstance(spec, Mapping):
             spec = Composite(spec, shape=batch_size)
         if not isinstance(spec, TensorSpec) or (kind == "state" and not isinstance(spec, Composite)):
-            wanted = "a Composite" if kind == "state" else "a spec"
-            raise TypeError(f"expected {wanted} for {kind}_spec, found {spec!r}")
+            wanted, found = "a Composite" if kind == "state" else "a spec", type(spec)
+            raise TypeError(
+                f"expected {wanted} of aioenvs.specs as {kind}_spec, found {repr(spec)[:60]} "
+                f"({found.__module__}.{found.__qualname__}); import specs from aioenvs.specs"
+            )
         if spec.shape[: len(batch_size)] != batch_size:
             raise ValueError(
                 f"expected a {kind}_spec whose shape starts with the env's batch size {tuple(batch_size)}, found "

@@ -1,0 +1,80 @@
+"""What is known of the envs of one family, which all who exchange with it share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from aioenvs.batched.signature import EnvSpecs
+from aioenvs.engine.layout import Arrays
+from aioenvs.engine.metadata import ROOT, STATUS, WHERE, EnvMetadata, Family
+from aioenvs.engine.spaces import Objects
+from aioenvs.trees import Tree, region_trees
+
+__all__ = ["Ledger", "PackedRegion"]
+
+
+class Ledger:
+    """What is known of the envs of one family besides the arrays: latest values without a row, action spaces, counts.
+
+    All who exchange with the family share it.
+
+    Args:
+        family: The family.
+        arrays: Its arrays.
+        metadata: What each of its envs says of itself.
+    """
+
+    def __init__(self, family: Family, arrays: dict[str, Arrays], metadata: Sequence[EnvMetadata]) -> None:
+        self.family = family
+        self.arrays = arrays
+        self.where = arrays[STATUS][WHERE]
+        self.spaces = [copy.deepcopy(each.specs.get("action", {})) for each in metadata]
+        self.objects: list[Objects] = [{} for _ in family.envs]
+        self.rounds = 0  # steps of all of them together, which are counted apart from the others
+        self.steps = np.zeros(len(family.envs), np.int64)
+        self.episodes = np.zeros(len(family.envs), np.int64)
+        self.specs = EnvSpecs.of(family.metadata)
+        self.trees = region_trees(self.specs.output_spec, self.specs.input_spec)
+        others = Tree.of(self.specs.full("observation"), self.specs.full("reward")).leaves
+        self.done_leaves = frozenset(key for key in self.trees[ROOT].leaves if key not in others)
+        # Leaves that are kept under another dtype, since numpy does not have theirs.
+        self.foreign = {
+            region: [
+                (key, dtype)
+                for key, array in leaves.items()
+                if (dtype := self.trees[region].leaves[key].dtype) is not torch.from_numpy(array[:0]).dtype
+            ]
+            for region, leaves in arrays.items()
+            if region != STATUS
+        }
+
+
+class PackedRegion:
+    """Copies a region as one run of bytes, by a plan that is made once."""
+
+    def __init__(self, ledger: Ledger, region: str) -> None:
+        place = ledger.family.layout.regions[region]
+        count = len(ledger.family.envs)
+        arrays = list(ledger.arrays[region].values())
+        whole = _bytes_behind(arrays[0]) if arrays else np.zeros(0, np.uint8)
+        self._source = whole[place.offset : place.offset + place.nbytes] if arrays else whole
+        self._plan = [
+            (item.leaf.key, (count, *item.leaf.shape), np.dtype(item.leaf.dtype), item.offset) for item in place.places
+        ]
+
+    def copy(self) -> Arrays:
+        copy = self._source.copy()
+        return {key: np.ndarray(shape, dtype, copy, offset) for key, shape, dtype, offset in self._plan}
+
+
+def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return np.frombuffer(base, np.uint8)
