@@ -66,7 +66,7 @@ def read_masks(td: TensorDictBase, shapes: Mapping[Any, Any]) -> dict[Key, torch
         ValueError: If one is not a bool tensor of its shape or of the batch size, or is where only some have flags.
     """
     keys = [*shapes] if "_reset" in shapes or td.get("_reset", None) is None else ["_reset"]
-    if isinstance(td, LazyStackedTensorDict):
+    if isinstance(td, LazyStackedTensorDict) and td.get("_reset", None) is None:
         _refuse_exclusive(td, keys)
     found = ((key, td.get(key, None)) for key in keys)
     return {
