@@ -235,8 +235,9 @@ def test_a_reset_replaces_a_worker_that_died_between_two_calls() -> None:
     with ParallelEnv(2, CountingEnv, num_processes=2) as env:
         env.reset()
         pid, other = env.pids
+        worker = psutil.Process(pid)
         os.kill(pid, signal.SIGKILL)
-        assert still_alive([psutil.Process(pid)], 5) == []
+        assert still_alive([worker], 5) == []
         assert env.reset().batch_size == (2,)
         assert env.pids[1] == other
         assert env.pids[0] != pid

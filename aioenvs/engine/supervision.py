@@ -53,6 +53,11 @@ class Worker:
         channel.lost.add_done_callback(self._sign)
 
     @property
+    def is_ending(self) -> bool:
+        """Whether one sign of its end was seen; the other, or the decision without it, comes within a moment."""
+        return not self.ended.done() and (self.process.exited.done() or self.channel.lost.done())
+
+    @property
     def lived(self) -> float:
         """Seconds from its start to its end, or until now."""
         return self._loop.time() - self._began if self._lived is None else self._lived

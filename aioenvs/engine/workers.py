@@ -237,10 +237,11 @@ class WorkerPool(AnsweringPool):
         self._wake()
 
     async def _caught_up(self) -> None:
-        for _ in range(
-            2
-        ):  # one turn for the end of its pipe and the report of its exit, one for what follows from them
+        for _ in range(2):  # a turn for the end of its pipe and the report of its exit, one for what follows from them
             await asyncio.sleep(0)
+        ending = [worker.ended for worker in self._workers.values() if worker.is_ending]
+        if ending:
+            await asyncio.wait(ending)
 
     async def _revive(self, selection: Selection) -> None:
         """Replace the dead workers of these envs; their other envs then need a reset of their own.
