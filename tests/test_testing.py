@@ -143,6 +143,8 @@ def test_a_pickle_is_the_same_env(library: Library, make: Make) -> None:
 @pytest.mark.parametrize("make", [pytest.param(make, id=name, marks=TORCHRL_MARKS) for name, make in TOYS.items()])
 def test_both_libraries_give_the_same_trajectory(make: Make) -> None:
     env = make(AIOENVS.toys)
+    if getattr(env, "in_place", False) and TORCHRL.differs("final observation"):
+        pytest.skip(DIFFERENCES["final observation"])
     actions = [td.select(*env.action_keys) for td in trajectory(env).unbind(-1)]
     ours, theirs = (replayed(make(library.toys), actions) for library in (AIOENVS, TORCHRL))
     if TORCHRL.differs("beside a nested done") and "done" not in env.done_keys:
