@@ -43,7 +43,7 @@ DIFFERENCES: Mapping[str, str] = {
     "the argument of a reset": "TorchRL's batched envs change the TensorDict that a reset is given, which others may "
     "hold; ours return a new one, while single envs update theirs, as TorchRL's do",
     "absent keys": "TorchRL fills keys that a partial reset's input lacks with zeros",
-    "final observation": "TorchRL's envs, alone and in ParallelEnv, lose the last observation if they reuse their tensors",
+    "final observation": "TorchRL's envs, alone or in ParallelEnv, lose the last observation where they reuse tensors",
     "missing info": "TorchRL fails where the info of a reset lacks a key that the reader wants",
     "entropy": "TorchRL's workers die of set_seed(None), and its SerialEnv returns None",
     "one seeded reset": "TorchRL's set_seed resets a Gymnasium env at once, and its next reset does so again",
