@@ -15,7 +15,7 @@ from aioenvs.batched.exchange import Exchange, Rows
 from aioenvs.batched.lazy import LazyExchange
 from aioenvs.batched.ledger import Ledger
 from aioenvs.batched.results import DenseResults, LazyResults, Results
-from aioenvs.batched.signature import EnvSpecs, Signature, common_device
+from aioenvs.batched.signature import Signature, common_device
 from aioenvs.engine.pool import Pool, Selection
 from aioenvs.envs.described import NestedKey, SpecIndex
 from aioenvs.trees import Tree, region_trees
@@ -78,7 +78,8 @@ class Running:
             for family, arrays in zip(pool.families, pool.arrays, strict=True)
         ]
         self._home = {env: ledger for ledger in self._ledgers for env in ledger.family.envs}
-        self._models = self._alike()
+        firsts: dict[int, int] = {}  # for each env the first that says the same of itself, which it looks like
+        self._models = [firsts.setdefault(id(own), env) for env, own in enumerate(pool.metadata)]
         self._scopes: OrderedDict[tuple[int, ...], Scope] = OrderedDict()
         self._looks: OrderedDict[tuple[int, ...], Look] = OrderedDict()
         self.everything = self.scope(tuple(range(pool.num_envs)))
@@ -93,18 +94,6 @@ class Running:
         self._scopes.clear()
         self._looks.clear()
         self.everything = self.scope(tuple(range(self.pool.num_envs)))
-
-    def _alike(self) -> list[int]:
-        """For each env another one that looks the same: the first of its family, if that does, else itself."""
-        models = list(range(self.pool.num_envs))
-        for ledger in self._ledgers:
-            first, *others = ledger.family.envs
-            metadata = self.pool.metadata[first]
-            for env in others:
-                own = self.pool.metadata[env]
-                if own is metadata or (own.num_seeds == metadata.num_seeds and EnvSpecs.of(own) == ledger.specs):
-                    models[env] = first
-        return models
 
     def _scope(self, envs: tuple[int, ...]) -> Scope:
         indices = np.array(envs, np.intp)

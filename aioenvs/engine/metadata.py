@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ __all__ = [
     "check_unchanged",
     "find_collision",
     "form_families",
+    "interned",
 ]
 
 INPUT = "input"
@@ -88,6 +89,19 @@ class Family:
     envs: tuple[int, ...]
     metadata: EnvMetadata
     layout: Layout
+
+
+def interned(metadata: Iterable[EnvMetadata]) -> list[EnvMetadata]:
+    """The same descriptions, of which equal ones are one object, so that whoever comes next can go by identity."""
+    distinct: list[EnvMetadata] = []
+    shared = []
+    for description in metadata:
+        known = next((each for each in distinct if each is description or each == description), None)
+        if known is None:
+            known = description
+            distinct.append(description)
+        shared.append(known)
+    return shared
 
 
 def form_families(metadata: Sequence[EnvMetadata]) -> tuple[Family, ...]:

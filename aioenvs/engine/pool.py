@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from aioenvs.engine.adapters import Call, ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import EnvMetadata, Family, form_families
+from aioenvs.engine.metadata import EnvMetadata, Family, form_families, interned
 from aioenvs.engine.slots import Slots
 from aioenvs.engine.spaces import Objects
 from aioenvs.errors import ClosedError, describe_envs
@@ -123,7 +123,7 @@ class Pool(ABC):
 
     def _lay_out(self, metadata: Iterable[EnvMetadata], allocate: Callable[[int], Any]) -> Any:
         """Work out where everything lies, in a buffer of the size that it takes."""
-        self.metadata = tuple(metadata)
+        self.metadata = tuple(interned(metadata))
         self.families = form_families(self.metadata)
         buffer = allocate(self.families[-1].layout.end)
         self.arrays = tuple(family.layout.arrays(buffer) for family in self.families)

@@ -19,6 +19,7 @@ from aioenvs.engine.adapters import Handling
 from aioenvs.engine.failure import capture
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.memory import SharedBlock
+from aioenvs.engine.metadata import interned
 from aioenvs.engine.protocol import MAX_BODY, STEPS, Decoder, Frame, Opcode, encode
 from aioenvs.engine.streams import Generators
 from aioenvs.engine.waiting import WaitMeter
@@ -128,7 +129,7 @@ class _Worker:
             _register(config.registry)
             _settle_torch(config.num_threads)
             self._build(config)
-            return Opcode.DONE, cloudpickle.dumps(_share(self._host.metadata))
+            return Opcode.DONE, cloudpickle.dumps(interned(self._host.metadata))
         except Exception as error:
             env = config.env_index[min(len(self._host), len(config.env_index) - 1)]
             return Opcode.FAILED, pickle.dumps({env: capture(error, env, "start")})
@@ -174,14 +175,6 @@ def _pickled(outcome: Outcome, command: str) -> bytes:
     failures = {env: capture(error, env, command) for env, error in outcome.failures.items()}
     body: bytes = cloudpickle.dumps((failures, outcome.objects, outcome.values))
     return body
-
-
-def _share(metadata: Sequence[Any]) -> list[Any]:
-    """Equal descriptions become one object, which is then pickled once."""
-    shared: list[Any] = []
-    for description in metadata:
-        shared.append(shared[-1] if shared and shared[-1] == description else description)
-    return shared
 
 
 def _settle_torch(num_threads: int) -> None:
