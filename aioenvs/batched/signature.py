@@ -11,7 +11,7 @@ import torch
 from aioenvs.engine.metadata import EnvMetadata, Family
 from aioenvs.errors import SpecMismatchError, describe_envs
 from aioenvs.spaces import leaf_spec
-from aioenvs.specs import Categorical, Composite, TensorSpec, Unbounded
+from aioenvs.specs import Categorical, Composite, Unbounded
 from aioenvs.specs.stacked import stack_specs
 from aioenvs.trees import Key, region_trees
 
@@ -42,14 +42,12 @@ class EnvSpecs:
         specs = metadata.specs
         if "output_spec" in specs:
             return cls(specs["output_spec"], specs["input_spec"])
-        done: dict[Key, TensorSpec] = {
-            (name,): Categorical(2, (1,), dtype=torch.bool) for name in ("done", "terminated", "truncated")
-        }
+        done = {name: Categorical(2, (1,), dtype=torch.bool) for name in ("done", "terminated", "truncated")}
         return cls(
             Composite(
                 full_observation_spec=_of_spaces(specs["observation"]),
-                full_reward_spec=_tree({("reward",): Unbounded((1,), dtype=torch.float32)}),
-                full_done_spec=_tree(done),
+                full_reward_spec=Composite(reward=Unbounded((1,), dtype=torch.float32)),
+                full_done_spec=Composite(done),
             ),
             Composite(full_action_spec=_of_spaces(specs["action"]), full_state_spec=Composite()),
         )
@@ -141,14 +139,4 @@ def _varies(specs: EnvSpecs) -> bool:
 
 
 def _of_spaces(spaces: dict[Key, Any]) -> Composite:
-    return _tree({key: leaf_spec(space) for key, space in spaces.items()})
-
-
-def _tree(leaves: dict[Key, TensorSpec]) -> Composite:
-    root = Composite()
-    for key, spec in leaves.items():
-        for depth in range(1, len(key)):
-            if key[:depth] not in root:
-                root[key[:depth]] = Composite()
-        root[key] = spec
-    return root
+    return Composite({key: leaf_spec(space) for key, space in spaces.items()})

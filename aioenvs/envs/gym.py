@@ -80,8 +80,8 @@ class GymWrapper(ReadsInfo, EnvBase):
         self._bind()
         self._observation_leaves = self._leaves("observation", one_hot=not categorical_action_encoding)
         self._action_leaves = self._leaves("action", one_hot=not categorical_action_encoding)
-        self.observation_spec = _composite(self._observation_leaves)
-        self.full_action_spec = _composite(self._action_leaves)
+        self.observation_spec = Composite(self._observation_leaves)
+        self.full_action_spec = Composite(self._action_leaves)
         self.reward_spec = Unbounded((1,), dtype=torch.float32, device="cpu")
         self.done_spec = Composite({key[0]: Categorical(2, (1,), dtype=torch.bool, device="cpu") for key in DONE_KEYS})
 
@@ -127,7 +127,7 @@ class GymWrapper(ReadsInfo, EnvBase):
         return values
 
     def _result(self, values: Mapping[Key, Any]) -> TensorDictBase:
-        return self._with_info(TensorDict(_nested(values), batch_size=(), device=self.device), self._played.info)
+        return self._with_info(TensorDict(values, batch_size=(), device=self.device), self._played.info)
 
     def _store_action(self, tensordict: TensorDictBase) -> None:
         objects: dict[Key, Any] = {}
@@ -354,20 +354,3 @@ def _value_spec(space: Any, *, one_hot: bool) -> TensorSpec:
     if isinstance(spec, NonTensor):
         return NonTensor(())
     return spec.unsqueeze(0) if isinstance(spec, Bounded | Unbounded) and not spec.ndim else spec
-
-
-def _composite(leaves: Mapping[Key, TensorSpec]) -> Composite:
-    spec = Composite()
-    for key, leaf in leaves.items():
-        spec[key] = leaf
-    return spec
-
-
-def _nested(values: Mapping[Key, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for key, value in values.items():
-        inner = nested
-        for name in key[:-1]:
-            inner = inner.setdefault(name, {})
-        inner[key[-1]] = value
-    return nested
