@@ -14,19 +14,14 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from aioenvs.engine.copying import received
+from aioenvs.engine.layout import Key
 from aioenvs.engine.metadata import INPUT, NEXT, ROOT
+from aioenvs.mdp import NestedKey
 from aioenvs.specs import Composite, NonTensor, StackedComposite, TensorSpec
 
-__all__ = ["Key", "Tree", "copied", "flat_key", "nested_key", "non_tensor", "plain", "region_trees"]
+__all__ = ["Key", "Tree", "copied", "nested_key", "non_tensor", "plain", "region_trees"]
 
-Key = tuple[str, ...]
-NestedKey = str | Key
 Values = Mapping[Key, Any]
-
-
-def flat_key(key: NestedKey) -> Key:
-    """A key as a path."""
-    return (key,) if isinstance(key, str) else tuple(key)
 
 
 def nested_key(key: Key) -> NestedKey:

@@ -12,8 +12,8 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from aioenvs.batched.exchange import Rows
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.seeding import seed_chain
-from aioenvs.mdp import reset_mask
-from aioenvs.trees import Key, flat_key
+from aioenvs.mdp import flat_key, reset_mask
+from aioenvs.trees import Key
 
 __all__ = [
     "check_size",

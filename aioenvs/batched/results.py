@@ -13,9 +13,9 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from aioenvs.batched.exchange import Rows, Values
 from aioenvs.batched.signature import EnvSpecs
 from aioenvs.engine.metadata import NEXT, ROOT
-from aioenvs.mdp import CONTROL, Entries, filled, next_root
+from aioenvs.mdp import CONTROL, Entries, filled, flat_key, next_root
 from aioenvs.specs import NonTensor
-from aioenvs.trees import Tree, copied, flat_key, nested_key, non_tensor, plain
+from aioenvs.trees import Tree, copied, nested_key, non_tensor, plain
 
 __all__ = ["DenseResults", "LazyResults", "Results"]
 

@@ -18,10 +18,10 @@ from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import NUMPY, PYTHON, Streams, torch_generator
 from aioenvs.envs.base import EnvBase
 from aioenvs.errors import ResetNeededError, SpecMismatchError
-from aioenvs.mdp import ruling_keys
+from aioenvs.mdp import flat_key, ruling_keys
 from aioenvs.specs import Composite, NonTensor, TensorSpec
 from aioenvs.storage import storage_dtype, tensor_of
-from aioenvs.trees import Key, Tree, copied, flat_key, nested_key, plain, region_trees
+from aioenvs.trees import Key, Tree, copied, nested_key, plain, region_trees
 
 __all__ = ["TensorDictAdapter"]
 

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from aioenvs.mdp import any_done
+from aioenvs.mdp import NestedKey, any_done
 from aioenvs.specs import Composite, StackedComposite, TensorSpec
 
 __all__ = ["Described", "NestedKey", "SpecIndex", "by_depth"]
 
-NestedKey = str | tuple[str, ...]
 OUTPUTS = ("observation", "reward", "done")
 INPUTS = ("action", "state")
 

@@ -17,9 +17,9 @@ from aioenvs.engine.metadata import find_collision
 from aioenvs.envs.described import NestedKey
 from aioenvs.envs.spec_setters import SettableSpecs
 from aioenvs.errors import SpecMismatchError
+from aioenvs.mdp import flat_key
 from aioenvs.spaces import encoded
 from aioenvs.specs import Composite, NonTensor, TensorSpec, Unbounded
-from aioenvs.trees import flat_key
 
 __all__ = ["BaseInfoDictReader", "Info", "InfoReader", "ReadsInfo", "default_info_dict_reader"]
 

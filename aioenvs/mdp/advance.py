@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, TensorDictBase
 
-__all__ = ["CONTROL", "LEFT_BEHIND", "Entries", "NestedKey", "filled", "is_node", "next_root", "step_mdp"]
+from aioenvs.engine.layout import Key
+from aioenvs.specs.mapping import NestedKey
 
-NestedKey = str | tuple[str, ...]
+__all__ = ["CONTROL", "Entries", "NestedKey", "filled", "flat_key", "is_node", "next_root", "step_mdp"]
+
 Entries = dict[str, Any]
 CONTROL = frozenset(("next", "_reset", "_step"))
-LEFT_BEHIND = CONTROL | {"action", "reward"}
 
 Tree = Mapping[str, Any]
 """Names that are left out: None for a whole entry, a Tree for some of what is in it."""
@@ -111,7 +112,7 @@ def _left_out(keys: tuple[NestedKey, ...]) -> Tree:
     return tree
 
 
-def flat_key(key: Any) -> tuple[str, ...]:
+def flat_key(key: Any) -> Key:
     """The names of a key, from the outermost to the innermost."""
     return (key,) if isinstance(key, str) else tuple(name for part in key for name in flat_key(part))
 
