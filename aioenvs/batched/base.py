@@ -53,6 +53,20 @@ class AsyncEnvs(AsyncCalls):
     async def start(self) -> None:
         """Start the workers and build the envs."""
 
+    @property
+    @abstractmethod
+    def num_processes(self) -> int:
+        """How many processes host them; 0 where they live in this one, in threads or not."""
+
+    @property
+    @abstractmethod
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the running workers that host them, in order; empty where envs live in this process."""
+
+    @abstractmethod
+    def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Change the keyword arguments of the factories, before the envs are started."""
+
     # -- description ------------------------------------------------------------------------------------
 
     def _last_signature(self) -> Signature | None:

@@ -261,7 +261,7 @@ class AsyncBatchedEnv(AsyncEnvs):
             kwargs: A dict for all envs, or a list with one for each; entries that it does not have stay.
 
         Raises:
-            RuntimeError: If the envs are started, or the list has another length than there are envs.
+            RuntimeError: If the envs are started, the list has another length than there are envs, or this is a view.
         """
         if self._running is not None or self._starting is not None:
             raise AioEnvsError(f"{self!r} is started, so its envs have their arguments: close() first")

@@ -127,6 +127,16 @@ class BatchedEnvBase(Forwarding):
         return self._env.num_workers
 
     @property
+    def num_processes(self) -> int:
+        """How many processes host them; 0 where they live in this one."""
+        return self._env.num_processes
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the running workers that host them, in order; empty where envs live in this process."""
+        return self._env.pids
+
+    @property
     def num_seeds(self) -> int:
         """How many seeds of a chain the envs use up together."""
         self._known()
@@ -142,6 +152,10 @@ class BatchedEnvBase(Forwarding):
 
     def __repr__(self) -> str:
         return repr(self._env)
+
+    @documented_by(AsyncBatchedEnv.update_kwargs)
+    def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        self._env.update_kwargs(kwargs)
 
     # -- commands ---------------------------------------------------------------------------------------
 
@@ -228,20 +242,6 @@ class View(BatchedEnvBase):
     def env_index(self) -> tuple[int, ...]:
         """The indices of these envs in the whole."""
         return self._env.env_index
-
-    @property
-    def num_processes(self) -> int:
-        """How many processes host them; 0 where they live in this one."""
-        return self._env.num_processes
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the running workers that host them, in order; empty where envs live in this process."""
-        return self._env.pids
-
-    @documented_by(AsyncView.update_kwargs)
-    def update_kwargs(self, kwargs: Any) -> NoReturn:
-        self._env.update_kwargs(kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return operator.getitem, (self.__dict__["_whole"], list(self.env_index))

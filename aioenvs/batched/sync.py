@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, Self
 
 import torch
@@ -83,16 +83,6 @@ class BatchedEnv(BatchedEnvBase):
             self._callers_threads = None
             torch.set_num_threads(former)
 
-    @property
-    def num_processes(self) -> int:
-        """How many processes host them; 0 where they live in this one."""
-        return self._env.num_processes
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the running workers, in order; empty where envs live in this process."""
-        return self._env.pids
-
     @documented_by(AsyncBatchedEnv.close)
     def close(self, *, raise_if_closed: bool = True) -> None:
         if self._portal is not None and self._portal.foreign:
@@ -112,10 +102,6 @@ class BatchedEnv(BatchedEnvBase):
     def to(self, device: torch.device | str | int) -> Self:  # type: ignore[override]
         self._env.to(device)
         return self
-
-    @documented_by(AsyncBatchedEnv.update_kwargs)
-    def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        self._env.update_kwargs(kwargs)
 
     def __del__(self) -> None:
         portal = self.__dict__.get("_portal")
