@@ -4,17 +4,19 @@ import asyncio
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from faces import Face
 from gymnasium import spaces
 from space_envs import EchoEnv
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch_faces import TorchFace, over_own_torch_faces
 
 from aioenvs import AsyncParallelEnv, EnvBase, GymWrapper, ParallelEnv, SerialEnv
 from aioenvs.errors import SpecMismatchError
 from aioenvs.specs import Categorical, Composite, Unbounded
+from aioenvs.testing import NonTensorEnv
 
 
 class ChoiceEnv(gym.Env[Any, Any]):
@@ -193,3 +195,16 @@ async def test_parts_that_are_not_reset_keep_their_last_known_values(face: Torch
             found = await env.reset(given)
             assert found["count"][0].flatten().tolist() == [1, 0, 1]
             assert found["count"][1].flatten().tolist() == [1, 1, 1]
+
+
+@over_own_torch_faces
+async def test_an_array_as_object_action_arrives_as_an_array(face: TorchFace) -> None:
+    async with face.open(2, NonTensorEnv) as env:
+        td = await env.reset()
+        given = [np.arange(3), np.zeros((2, 2))]
+        td["action"] = NonTensorStack(*map(NonTensorData, given))
+        td = await env.step(td)
+        for record, array in zip(td["next"].get("record").tolist(), given, strict=True):
+            assert isinstance(record["action"], np.ndarray)
+            assert np.array_equal(record["action"], array)
+            assert record["action"] is not array

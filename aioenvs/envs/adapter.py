@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 
@@ -124,7 +123,7 @@ class TensorDictAdapter:
             return None
         rows = self._rows[INPUT] | self._rows[ROOT]
         values = {key: rows[key].clone() for key in arguments.given} | {
-            key: _own(value) for key, value in arguments.objects.items()
+            key: copied(value) for key, value in arguments.objects.items()
         }
         td = self._known.build(values)
         for key, value in values.items():
@@ -192,7 +191,7 @@ class TensorDictAdapter:
         )
 
     def accept(self, objects: Objects) -> None:
-        self._objects[INPUT] = {key: _own(value) for key, value in objects.items()}
+        self._objects[INPUT] = {key: copied(value) for key, value in objects.items()}
 
     def objects(self, region: str) -> Objects:
         return self._objects[region]
@@ -228,11 +227,6 @@ def _require_own_specs(env: Any, env_index: int) -> None:
             f"{spec.__module__}.{spec.__qualname__}; expected an aioenvs.EnvBase or a Gymnasium env, such as "
             "aioenvs.envs.GymEnv(...) in place of TorchRL's"
         )
-
-
-def _own(value: Any) -> Any:
-    """A copy that keeps its place in a graph of gradients."""
-    return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else copied(value)
 
 
 def _keys(td: TensorDictBase) -> list[Any]:
