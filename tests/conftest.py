@@ -16,14 +16,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import torch
 from faces import FACES, PROCESS_FACES, Face
 from failing_envs import Gate
 from processes import still_alive
@@ -73,6 +76,16 @@ def _loop_factories() -> dict[str, Callable[[], Any]]:
 def gate(tmp_path: Path) -> Iterator[Gate]:
     with Gate(tmp_path) as gate:
         yield gate
+
+
+@pytest.fixture
+def own_generators() -> Iterator[None]:
+    """Leaves the process's random generators as they were."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+    torch.set_rng_state(before[2])
 
 
 @pytest.fixture(scope="session", autouse=True)

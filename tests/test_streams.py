@@ -3,7 +3,6 @@
 import os
 import random
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,8 @@ from aioenvs import AsyncParallelEnv, SerialEnv
 from aioenvs.engine.streams import NUMPY, PYTHON, Generators, Streams, TrialStreams, here, leave_alone
 from aioenvs.envs.adapter import TORCH
 from aioenvs.testing import CountingEnv, RandomEnv
+
+pytestmark = pytest.mark.usefixtures("own_generators")
 
 SEEDS = [0, 3, 2**31, 2**32 - 2]
 
@@ -31,15 +32,6 @@ def seed_by_hand(seed: int) -> None:
 def states() -> tuple[Any, ...]:
     name, keys, *rest = np.random.get_state()
     return random.getstate(), name, keys.tolist(), rest, torch.get_rng_state().tolist()
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    yield
-    random.setstate(before[0])
-    np.random.set_state(before[1])
-    torch.set_rng_state(before[2])
 
 
 def own_streams(seed: int | None = None) -> Streams:

@@ -19,6 +19,8 @@ from aioenvs import AsyncParallelEnv, ParallelEnv, SerialEnv
 from aioenvs.errors import WorkerDiedError
 from aioenvs.testing import CountingEnv, RandomEnv
 
+pytestmark = pytest.mark.usefixtures("own_generators")
+
 CHAIN = [0, 795726461, 2841183792, 2309840538]
 SOURCES = ["torch", "numpy", "random", "own"]
 METHODS = ["forkserver", "spawn", "fork"]
@@ -85,15 +87,6 @@ def _by_value() -> Iterator[None]:
     cloudpickle.register_pickle_by_value(module)
     yield
     cloudpickle.unregister_pickle_by_value(module)
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    yield
-    random.setstate(before[0])
-    np.random.set_state(before[1])
-    torch.set_rng_state(before[2])
 
 
 def still(td: TensorDictBase) -> TensorDictBase:
