@@ -208,3 +208,37 @@ async def test_an_array_as_object_action_arrives_as_an_array(face: TorchFace) ->
             assert isinstance(record["action"], np.ndarray)
             assert np.array_equal(record["action"], array)
             assert record["action"] is not array
+
+
+class FedRewardEnv(EnvBase):
+    """Adds its last reward, which it gets as an input, to the action."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_spec = Composite(o=Unbounded((1,)))
+        self.state_spec = Composite(reward=Unbounded((1,)))
+        self.action_spec = Unbounded((1,))
+        self.reward_spec = Unbounded((1,))
+
+    def _reset(self, tensordict: Any) -> TensorDict:
+        return TensorDict(o=torch.zeros(1), reward=torch.ones(1))
+
+    def _step(self, tensordict: Any) -> TensorDict:
+        reward = tensordict["reward"] + tensordict["action"]
+        return TensorDict(o=reward, reward=reward, done=torch.zeros(1, dtype=torch.bool))
+
+    def _set_seed(self, seed: int) -> None:
+        pass
+
+
+@over_own_torch_faces
+async def test_a_reward_that_is_an_input_goes_on_to_the_next_step(face: TorchFace) -> None:
+    async with face.open(2, FedRewardEnv) as env:
+        td = (await env.reset()).set("reward", torch.ones(2, 1))
+        alone = FedRewardEnv().reset().set("reward", torch.ones(1))
+        for step in range(1, 4):
+            td, root = await env.step_and_maybe_reset(td.set("action", torch.ones(2, 1)))
+            _, alone = FedRewardEnv().step_and_maybe_reset(alone.set("action", torch.ones(1)))
+            assert set(root.keys()) == set(alone.keys())
+            assert root["reward"].flatten().tolist() == [alone["reward"].item()] * 2 == [1.0 + step] * 2
+            td = root

@@ -13,6 +13,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from aioenvs.batched.exchange import Rows, Values
 from aioenvs.batched.signature import EnvSpecs
 from aioenvs.engine.metadata import NEXT, ROOT
+from aioenvs.envs.described import SpecIndex
 from aioenvs.mdp import CONTROL, Entries, filled, flat_key, next_root
 from aioenvs.specs import NonTensor
 from aioenvs.trees import Tree, copied, nested_key, non_tensor, plain
@@ -50,12 +51,9 @@ class _Assembly:
 
     def __init__(self, specs: Sequence[EnvSpecs], device: torch.device | None) -> None:
         self._device = device
-        reward, action, done = (
-            {key for each in specs for key in each.full(kind).keys(include_nested=True, leaves_only=True)}
-            for kind in ("reward", "action", "done")
-        )
-        self._excluded = tuple(reward | action)
-        self._masks = (*{"_reset", *(nested_key((*flat_key(key)[:-1], "_reset")) for key in done)}, "_step", "next")
+        indices = [SpecIndex(each.output_spec, each.input_spec) for each in specs]
+        self._excluded = tuple({key for index in indices for key in index.left_behind})
+        self._masks = (*{"_reset", *(key for index in indices for key in index.reset_keys)}, "_step", "next")
 
     def _placed(self, td: TensorDictBase) -> TensorDictBase:
         if self._device is None:
@@ -98,6 +96,7 @@ class DenseResults(_Assembly):
             and all(tree.is_flat for tree in trees.values())
             and not any(isinstance(spec, NonTensor) and spec.ndim != 1 for spec in trees[NEXT].leaves.values())
             and inputs.isdisjoint(key[0] for key in outputs)
+            and {nested_key(key) for key in trees[NEXT].leaves.keys() - outputs}.issubset(self._excluded)
             and all(mask in CONTROL for mask in self._masks)
         )
         self._left_behind = frozenset(CONTROL | inputs)

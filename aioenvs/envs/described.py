@@ -95,6 +95,13 @@ class SpecIndex:
         return by_depth("_reset" if isinstance(key, str) else (*key[:-1], "_reset") for key in firsts)
 
     @functools.cached_property
+    def left_behind(self) -> tuple[NestedKey, ...]:
+        """What a step leaves behind: the actions, and the rewards that are no inputs of the next."""
+        states = self.every_key("state")
+        rewards = [key for key in self.every_key("reward") if key not in states]
+        return (*rewards, *self.every_key("action"))
+
+    @functools.cached_property
     def is_dynamic(self) -> bool:
         """Whether the size of something varies: a shape has a -1."""
         return (

@@ -203,18 +203,7 @@ class Transitions(SettableSpecs):
 
     def step_mdp(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         """The root of the next step, from a step's result; see `aioenvs.mdp.step_mdp`."""
-        return next_root(next_tensordict, self._left_behind)
-
-    @property
-    def _left_behind(self) -> tuple[NestedKey, ...]:
-        """What a step leaves behind: actions, and rewards that are no inputs."""
-        index = self._index
-        left: tuple[NestedKey, ...] | None = index.__dict__.get("left_behind")
-        if left is None:
-            states = index.every_key("state")
-            rewards = [key for key in index.every_key("reward") if key not in states]
-            left = index.__dict__["left_behind"] = (*rewards, *index.every_key("action"))
-        return left
+        return next_root(next_tensordict, self._index.left_behind)
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         """Step, and begin new episodes where they are over.
