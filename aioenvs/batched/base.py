@@ -9,22 +9,12 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from aioenvs.batched.calls import AsyncCalls
-from aioenvs.batched.requests import (
-    check_size,
-    check_writable,
-    merge_arguments,
-    read_masks,
-    reset_arguments,
-    rows_of,
-    seeds_of,
-    step_rows,
-)
-from aioenvs.batched.scope import Scope
+from aioenvs.batched.requests import check_size, merge_arguments, read_masks, reset_arguments, rows_of, seeds_of
 from aioenvs.batched.signature import Signature
+from aioenvs.batched.steps import AsyncSteps
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.pool import Pool, Selection
+from aioenvs.engine.pool import Lease, Pool
 from aioenvs.errors import AioEnvsError
 from aioenvs.mdp import done_mask, terminated_or_truncated
 from aioenvs.rollout import RolloutOptions, rollout
@@ -34,14 +24,12 @@ from aioenvs.trees import nested_key, non_tensor
 __all__ = ["AsyncEnvs"]
 
 
-class AsyncEnvs(AsyncCalls):
+class AsyncEnvs(AsyncSteps):
     """Commands for many envs, all of a pool or those of a view, as coroutines.
 
     An env does one thing at a time: a second request while one is pending raises `ConcurrencyError`.
     """
 
-    step_dims = 1  # a mask of a step tells whole envs apart
-    copies_results = True
     _known_signature: Signature | None = None
 
     @property
@@ -130,7 +118,9 @@ class AsyncEnvs(AsyncCalls):
 
     # -- commands ---------------------------------------------------------------------------------------
 
-    async def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int:
+    async def set_seed(
+        self, seed: int | None = None, static_seed: bool = False, *, timeout: float | None = None
+    ) -> int:
         """Seed all envs; each uses its seed at its next reset.
 
         Cancelling it leaves open which envs have got their seed.
@@ -138,6 +128,7 @@ class AsyncEnvs(AsyncCalls):
         Args:
             seed: The first env's seed, from which the others follow (`aioenvs.engine.seeding`); None to draw one.
             static_seed: Give the same seed to all.
+            timeout: Seconds that it may take; None for `step_timeout`.
 
         Returns:
             The next seed of the chain; `seed` itself if static.
@@ -151,14 +142,14 @@ class AsyncEnvs(AsyncCalls):
         seeds, following = seeds_of(seed, scope.num_seeds, static=static_seed)
         batched = [env for env, count in scope.num_seeds.items() if static_seed and count > 1]
 
-        async def ask(pool: Pool, chosen: Selection) -> Outcome:
-            outcome = await pool.seed(chosen, seeds)
+        async def ask(pool: Pool, lease: Lease) -> Outcome:
+            outcome = await pool.seed(lease, seeds)
             if outcome.failures or not batched:
                 return outcome
             calls = {env: Call("call", "set_seed", (seeds[env], True)) for env in batched}
-            return await pool.perform(pool.select(sorted(batched)), calls)
+            return await pool.perform(lease._replace(selection=pool.select(sorted(batched))), calls)
 
-        outcome = await self._asked(scope, "set_seed", ask)
+        outcome = await self._asked(scope, "set_seed", timeout, ask)
         outcome.raise_failure()
         return following
 
@@ -168,6 +159,7 @@ class AsyncEnvs(AsyncCalls):
         *,
         list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
         select_reset_only: bool = False,
+        timeout: float | None = None,
         **kwargs: Any,
     ) -> TensorDictBase:
         """Begin new episodes, in all envs or in those that a mask names.
@@ -181,6 +173,7 @@ class AsyncEnvs(AsyncCalls):
                 known. An env that has a batch size of its own gets its part of the mask.
             list_of_kwargs: For each env, what its own `reset` gets besides `kwargs`.
             select_reset_only: Show the envs nothing of `tensordict` but the masks.
+            timeout: Seconds that it may take, besides the time to build envs anew; None for `step_timeout`.
             **kwargs: What each env's `reset` gets. `seed` is the first env's seed, from which the others follow.
 
         Returns:
@@ -193,6 +186,7 @@ class AsyncEnvs(AsyncCalls):
                 no env was asked; or if an env returned something else than its specs say.
             ConcurrencyError: If an env is busy with another request.
             WorkerDiedError: If a worker died; the others' envs remain usable.
+            WorkerTimeoutError: If it takes too long; late answers will be dropped, and the next request waits for them.
             Exception: Whatever an env raised, with the worker's traceback as a note, and with the indices of all envs
                 that failed as `env_index`. The others are reset.
         """
@@ -209,100 +203,28 @@ class AsyncEnvs(AsyncCalls):
                 return scope.results.after_reset(tensordict, rows, exchange.latest())
         arguments = reset_arguments(scope.num_seeds, list_of_kwargs, kwargs)
         chosen = scope.select(rows)
-        await pool.hold(chosen, "reset", replacing=True)
+        lease = await pool.hold(chosen, "reset", replacing=True, timeout=timeout)
         try:
             given = {}
             if tensordict is not None:
                 shown = tensordict.empty() if select_reset_only else tensordict
                 given = exchange.given(shown, rows, masks)
-            outcome = await pool.reset(chosen, merge_arguments(chosen.envs, arguments, given))
+            outcome = await pool.reset(lease, merge_arguments(chosen.envs, arguments, given))
             exchange.after_reset(outcome)
             values = exchange.latest()
         finally:
-            pool.release(chosen)
+            pool.release(lease)
         outcome.raise_failure()
         return scope.results.after_reset(tensordict, rows, values)
 
-    async def step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Take one step in all envs, or in those that a mask names.
-
-        Cancelling it, or running into `step_timeout`, leaves the envs that still work on it *draining*: the next
-        request for them waits until they have answered, and that answer is dropped.
-
-        Args:
-            tensordict: Of shape `batch_size`, with the actions, and with the states if the envs have any. If it holds
-                `_step` (bool, `(N,)`, or of the batch size, or shaped like `done`), only those envs step; in the others
-                `next` repeats the root's observations and flags, and the reward is 0. The mask stays where it is,
-                unless it selects nobody.
-
-        Returns:
-            The same `tensordict`, with `next`: observations, `reward` `(*batch_size, 1)` float32, `done`, `terminated`
-            and `truncated` `(*batch_size, 1)` bool, or whatever the specs say.
-
-        Raises:
-            RuntimeError: If `tensordict` has the wrong size.
-            SpecMismatchError: If an action is missing, or its shape, dtype or device does not fit its spec, or an
-                integer for a Gymnasium space is out of range. No env was stepped then.
-            ConcurrencyError: If an env is busy with another request.
-            WorkerDiedError: If a worker died; the others' envs remain usable.
-            Exception: Whatever an env raised, with the worker's traceback as a note, and with the indices of all envs
-                that failed as `env_index`. The others have stepped; those that failed need a reset.
-        """
-        await self._advance(tensordict, maybe_reset=False)
-        return tensordict
-
-    async def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        """Take one step, and reset the envs whose episode ended, in the same round trip.
-
-        Args, errors and cancelling are those of `step`.
-
-        Returns:
-            `tensordict` with `next`, which holds the true final observations, and the root for the next step.
-        """
-        root = await self._advance(tensordict, maybe_reset=True)
-        assert root is not None
-        return tensordict, root
-
-    async def _advance(self, td: TensorDictBase, *, maybe_reset: bool) -> TensorDictBase | None:
-        """Step, put the outcome under `next`, and return the root for the next step."""
-        scope = self._running_scope or await self._scope()
-        pool, exchange = scope.pool, scope.exchange
-        check_size(td, scope.signature.batch_size)
-        entries = self._entries(td, scope)
-        check_writable(td, entries)
-        rows = step_rows(entries.get("_step"), td.batch_size)
-        chosen = scope.select(rows)
-        inputs = exchange.check_inputs(td, entries, rows) if chosen.indices else {}
-        if rows is not None:
-            exchange.check_root(td)
-        await pool.hold(chosen, "step_and_maybe_reset" if maybe_reset else "step")
-        try:
-            outcome = Outcome()
-            known = exchange.latest() if pool.restarts else None
-            if chosen.indices:
-                loose = exchange.write_inputs(inputs, rows)  # type: ignore[arg-type]
-                outcome = await pool.step(chosen, loose, maybe_reset=maybe_reset)
-            following: Any = exchange.step_result(rows, outcome)
-            if outcome.lost:
-                following = exchange.with_losses(following, known, scope.rows(outcome.lost), outcome)
-            root = exchange.root_result(following, outcome) if maybe_reset else None
-        finally:
-            pool.release(chosen)
-        outcome.raise_failure()
-        if not chosen.indices:
-            td.pop("_step")
-        if rows is not None:
-            following = scope.results.keep_others(td, rows, following)
-            root = scope.results.keep_others(td, rows, root) if root is not None else None
-        return scope.results.after_step(td, entries, following, root)
-
-    async def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+    async def maybe_reset(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> TensorDictBase:
         """Begin new episodes where the done flags say that they are over.
 
         Cancelling it leaves open which envs were reset, as for `reset`.
 
         Args:
             tensordict: Of shape `batch_size`, with the done flags, such as what `step_mdp` makes of a step's result.
+            timeout: As for `reset`.
 
         Returns:
             The same TensorDict if no episode is over; else what `reset` returns for a mask of those that are.
@@ -314,19 +236,14 @@ class AsyncEnvs(AsyncCalls):
             return tensordict
         if not scope.mask_shapes:  # the envs have no flag in common
             marked.set("_reset", done_mask(tensordict, self._index.every_key("done")))
-        return await self.reset(marked, select_reset_only=True)
+        return await self.reset(marked, select_reset_only=True, timeout=timeout)
 
-    @staticmethod
-    def _entries(td: TensorDictBase, scope: Scope) -> dict[str, Any]:
-        """What a step has to know of what it was given; of a lazy stack not every entry can be had as a whole."""
-        if not scope.signature.is_lazy:
-            return dict(td.items())
-        return {name: value for name in ("next", "_step") if (value := td.get(name, None)) is not None}
-
-    async def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+    async def rand_step(
+        self, tensordict: TensorDictBase | None = None, *, timeout: float | None = None
+    ) -> TensorDictBase:
         """Take one step with random actions; see `step`, also for what cancelling it does."""
         await self._scope()
-        return await self.step(self.rand_action(tensordict))
+        return await self.step(self.rand_action(tensordict), timeout=timeout)
 
     async def rollout(
         self,

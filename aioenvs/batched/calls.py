@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from aioenvs.batched.requests import each_of
@@ -12,6 +12,7 @@ from aioenvs.batched.scope import Scope
 from aioenvs.batched.statistics import Statistics
 from aioenvs.engine.adapters import Attribute, Call
 from aioenvs.engine.host import Outcome
+from aioenvs.engine.pool import Lease, Pool
 from aioenvs.envs.described import Described
 from aioenvs.errors import AioEnvsError
 
@@ -44,7 +45,7 @@ class AsyncCalls(Described):
         hint = "" if name.startswith("_") else f"; for the envs' own use await get_attr({name!r}) or call({name!r})"
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
-    async def call(self, name: str, /, *args: Any, **kwargs: Any) -> list[Any]:
+    async def call(self, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of every env.
 
         Cancelling it leaves open which envs were called.
@@ -52,6 +53,8 @@ class AsyncCalls(Described):
         Args:
             name: Of the method.
             *args: Its arguments, the same for all.
+            timeout: Seconds that all of it may take; None for `step_timeout`. A method whose own argument has this name
+                gets it by position.
             **kwargs: Its keyword arguments.
 
         Returns:
@@ -59,37 +62,47 @@ class AsyncCalls(Described):
 
         Raises:
             AttributeError: If an env has no such method.
+            WorkerTimeoutError: If an env takes too long; its late answer will be dropped.
             Exception: Whatever a method raised.
         """
-        return await self._perform([Call("call", name, args, kwargs)] * self.num_workers)
+        return await self._call(name, args, kwargs, timeout)
 
-    async def get_attr(self, name: str) -> list[Any]:
+    async def _call(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None = None
+    ) -> list[Any]:
+        return await self._perform([Call("call", name, args, kwargs)] * self.num_workers, timeout)
+
+    async def get_attr(self, name: str, *, timeout: float | None = None) -> list[Any]:
         """The value of an attribute in every env.
 
         Cancelling it drops the answer.
+
+        Args:
+            name: Of the attribute.
+            timeout: Seconds that it may take; None for `step_timeout`.
 
         Raises:
             AttributeError: If an env has no such attribute, or it is a method.
             TypeError: If a value cannot leave its env, such as a lock.
         """
-        found = await self._look_up(name)
+        found = await self._look_up(name, timeout=timeout)
         if any(each.is_callable for each in found):
             raise AttributeError(f"{name!r} is a method of the envs, which stays with them; use call({name!r}, ...)")
         return [each.value for each in found]
 
-    async def _look_up(self, name: str, *, withheld: bool = False) -> list[Attribute]:
+    async def _look_up(self, name: str, *, withheld: bool = False, timeout: float | None = None) -> list[Attribute]:
         """An attribute of every env.
 
         Raises:
             TypeError: If a value cannot leave its env, unless `withheld` values are welcome.
         """
-        found: list[Attribute] = await self._perform([Call("get", name)] * self.num_workers)
+        found: list[Attribute] = await self._perform([Call("get", name)] * self.num_workers, timeout)
         for each in found:
             if each.error is not None and not withheld:
                 raise each.error
         return found
 
-    async def set_attr(self, name: str, values: Any) -> None:
+    async def set_attr(self, name: str, values: Any, *, timeout: float | None = None) -> None:
         """Set an attribute in every env.
 
         Cancelling it leaves open in which envs it was set.
@@ -97,13 +110,14 @@ class AsyncCalls(Described):
         Args:
             name: Of the attribute, which the envs must have.
             values: A list or tuple with one value for each env, or one value for all.
+            timeout: Seconds that it may take; None for `step_timeout`.
 
         Raises:
             AttributeError: If an env has no such attribute.
             RuntimeError: If there are not as many values as envs.
         """
         each = each_of(values, self.num_workers, "values")
-        await self._perform([Call("set", name, (value,)) for value in each])
+        await self._perform([Call("set", name, (value,)) for value in each], timeout)
 
     def statistics(self) -> Statistics:
         """What the envs have done since they were started.
@@ -126,22 +140,35 @@ class AsyncCalls(Described):
             states=tuple(pool.slots.state(env).value for env in envs),
         )
 
-    async def render(self) -> list[Any]:
+    async def render(self, *, timeout: float | None = None) -> list[Any]:
         """What the `render` of every env returns.
 
         Cancelling it drops the answer; the envs that still render are waited for by the next request.
-        """
-        return await self.call("render")
 
-    async def state_dict(self) -> OrderedDict[str, Any]:
+        Args:
+            timeout: Seconds that it may take; None for `step_timeout`.
+        """
+        return await self.call("render", timeout=timeout)
+
+    async def state_dict(self, *, timeout: float | None = None) -> OrderedDict[str, Any]:
         """The state of every env, under `worker0`, `worker1`, ...; empty ones for envs that keep none.
 
         Cancelling it drops the answer.
+
+        Args:
+            timeout: Seconds that it may take; None for `step_timeout`.
         """
-        states = await self._perform([Call("state_dict")] * self.num_workers)
+        states = await self._perform([Call("state_dict")] * self.num_workers, timeout)
         return OrderedDict((f"worker{index}", state) for index, state in enumerate(states))
 
-    async def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:
+    async def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
+        *,
+        timeout: float | None = None,
+    ) -> None:
         """Give every env its state.
 
         Cancelling it leaves open which envs have got theirs.
@@ -151,6 +178,7 @@ class AsyncCalls(Described):
             strict: Whether a state must have the keys that the env has, as for `torch.nn.Module`, and there must be no
                 states of more envs.
             assign: Whether the tensors of a state take the place of the env's, as for `torch.nn.Module`.
+            timeout: Seconds that it may take; None for `step_timeout`.
 
         Raises:
             KeyError: If it has states for some of the envs only; or if `strict`, for more envs than there are.
@@ -170,22 +198,22 @@ class AsyncCalls(Described):
         else:
             states = [state_dict] * len(names)
         options = {} if strict and not assign else {"strict": strict, "assign": assign}
-        await self._perform([Call("load_state_dict", "", (state,), options) for state in states])
+        await self._perform([Call("load_state_dict", "", (state,), options) for state in states], timeout)
 
-    async def _perform(self, calls: Sequence[Call]) -> list[Any]:
+    async def _perform(self, calls: Sequence[Call], timeout: float | None = None) -> list[Any]:
         scope = await self._scope()
         envs = scope.envs.tolist()
         asked = dict(zip(envs, calls, strict=True))
-        outcome = await self._asked(scope, calls[0].kind, lambda pool, chosen: pool.perform(chosen, asked))
+        outcome = await self._asked(scope, calls[0].kind, timeout, lambda pool, lease: pool.perform(lease, asked))
         outcome.raise_failure()
         return [outcome.values[env] for env in envs]
 
-    async def _asked(self, scope: Scope, command: str, ask: Callable[[Any, Any], Any]) -> Outcome:
+    async def _asked(
+        self, scope: Scope, command: str, timeout: float | None, ask: Callable[[Pool, Lease], Awaitable[Outcome]]
+    ) -> Outcome:
         """What comes of a command that all envs get."""
-        pool, chosen = scope.pool, scope.everything
-        await pool.hold(chosen, command)
+        lease = await scope.pool.hold(scope.everything, command, timeout=timeout)
         try:
-            outcome: Outcome = await ask(pool, chosen)
+            return await ask(scope.pool, lease)
         finally:
-            pool.release(chosen)
-        return outcome
+            scope.pool.release(lease)

@@ -136,6 +136,14 @@ class Exchange:
             return None
         return {self.envs[row]: {key: values[key][row] for key in loose} for row in self._indices(rows)}
 
+    def share(self, values: Inputs, row: int) -> Inputs:
+        """What of checked inputs is for one env, for whoever exchanges with it alone."""
+        return {key: value[row : row + 1] for key, value in values.items()}
+
+    def write_share(self, values: Inputs) -> dict[int, Objects] | None:
+        """Store the share of the only env."""
+        return self.write_inputs(values, None)
+
     def given(self, td: TensorDictBase, rows: Rows, masks: Mapping[Key, torch.Tensor]) -> dict[int, ResetArguments]:
         """Store what a caller knows of envs that will be reset, where they ask for it.
 

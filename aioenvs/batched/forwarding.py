@@ -41,36 +41,45 @@ class Forwarding(EnvBase):
         """Run a coroutine to its end."""
 
     @documented_by(AsyncCalls.call)
-    def call(self, name: str, /, *args: Any, **kwargs: Any) -> list[Any]:
-        values: list[Any] = self._run(self._env.call(name, *args, **kwargs))
+    def call(self, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Any]:
+        values: list[Any] = self._run(self._env.call(name, *args, timeout=timeout, **kwargs))
         return values
 
     @documented_by(AsyncCalls.get_attr)
-    def get_attr(self, name: str) -> list[Any]:
-        values: list[Any] = self._run(self._env.get_attr(name))
+    def get_attr(self, name: str, *, timeout: float | None = None) -> list[Any]:
+        values: list[Any] = self._run(self._env.get_attr(name, timeout=timeout))
         return values
 
     @documented_by(AsyncCalls.set_attr)
-    def set_attr(self, name: str, values: Any) -> None:
-        self._run(self._env.set_attr(name, values))
+    def set_attr(self, name: str, values: Any, *, timeout: float | None = None) -> None:
+        self._run(self._env.set_attr(name, values, timeout=timeout))
 
     @documented_by(AsyncCalls.statistics)
     def statistics(self) -> Statistics:
         return self._env.statistics()
 
     @documented_by(AsyncCalls.render)
-    def render(self) -> list[Any]:
-        values: list[Any] = self._run(self._env.render())
+    def render(self, *, timeout: float | None = None) -> list[Any]:
+        values: list[Any] = self._run(self._env.render(timeout=timeout))
         return values
 
     @documented_by(AsyncCalls.state_dict)
-    def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:  # type: ignore[override]
-        states: OrderedDict[str, Any] = self._run(self._env.state_dict())
+    def state_dict(  # type: ignore[override]
+        self, *args: Any, timeout: float | None = None, **kwargs: Any
+    ) -> OrderedDict[str, Any]:
+        states: OrderedDict[str, Any] = self._run(self._env.state_dict(timeout=timeout))
         return states
 
     @documented_by(AsyncCalls.load_state_dict)
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:
-        self._run(self._env.load_state_dict(state_dict, strict, assign))
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        self._run(self._env.load_state_dict(state_dict, strict, assign, timeout=timeout))
 
     def __getattr__(self, name: str) -> Any:
         """What the envs have under this name: a list of values, or a method that calls theirs.
@@ -97,13 +106,18 @@ class Forwarding(EnvBase):
             ) from error
         callable_in = [index for index, each in enumerate(found) if each.is_callable]
         if len(callable_in) == len(found):
-            return functools.partial(self.call, name)
+            return functools.partial(self._call_each, name)
         if callable_in:
             raise AttributeError(f"{name!r} is a method in some of the envs of {self!r} only, such as {callable_in[0]}")
         for each in found:
             if each.error is not None:
                 return Withheld(each.error, len(found))
         return [each.value for each in found]
+
+    def _call_each(self, name: str, /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of every env with just these arguments."""
+        values: list[Any] = self._run(self._env._call(name, args, kwargs))
+        return values
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute of the batch itself.

@@ -57,6 +57,18 @@ class LazyExchange:
             loose |= each or {}
         return loose
 
+    def share(self, values: Sequence[Inputs], row: int) -> Inputs:
+        """See `Exchange.share`."""
+        for own, (places, part) in zip(values, self._parts, strict=True):
+            place = np.flatnonzero(places == row)
+            if len(place):
+                return part.share(own, int(place[0]))
+        raise IndexError(f"row {row} of {self._count}")
+
+    def write_share(self, values: Inputs) -> dict[int, Objects] | None:
+        """See `Exchange.write_share`."""
+        return self._parts[0][1].write_inputs(values, None)
+
     def given(self, td: TensorDictBase, rows: Rows, masks: Mapping[Key, torch.Tensor]) -> dict[int, ResetArguments]:
         """See `Exchange.given`."""
         found: dict[int, ResetArguments] = {}

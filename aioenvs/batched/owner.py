@@ -176,6 +176,7 @@ class AsyncBatchedEnv(AsyncEnvs):
             self._remember(running)
             self._ended()
             await running.pool.close()
+            await running.outbox.close()
         elif self._starting is not None:
             await _cancelled(self._starting)
         elif raise_if_closed:

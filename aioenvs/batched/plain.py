@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -13,6 +14,7 @@ from tensordict import TensorDictBase
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.forwarding import Forwarding, documented_by
 from aioenvs.batched.owner import AsyncBatchedEnv
+from aioenvs.batched.steps import AsyncSteps
 from aioenvs.batched.views import AsyncView
 from aioenvs.rollout import Steps
 from aioenvs.specs import Composite
@@ -164,8 +166,8 @@ class BatchedEnvBase(Forwarding):
         self._run(self._env.start())
 
     @documented_by(AsyncEnvs.set_seed)
-    def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int:
-        following: int = self._run(self._env.set_seed(seed, static_seed))
+    def set_seed(self, seed: int | None = None, static_seed: bool = False, *, timeout: float | None = None) -> int:
+        following: int = self._run(self._env.set_seed(seed, static_seed, timeout=timeout))
         return following
 
     @documented_by(AsyncEnvs.reset)
@@ -175,30 +177,50 @@ class BatchedEnvBase(Forwarding):
         *,
         list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
         select_reset_only: bool = False,
+        timeout: float | None = None,
         **kwargs: Any,
     ) -> TensorDictBase:
-        kwargs |= {"list_of_kwargs": list_of_kwargs, "select_reset_only": select_reset_only}
+        kwargs |= {"list_of_kwargs": list_of_kwargs, "select_reset_only": select_reset_only, "timeout": timeout}
         result: TensorDictBase = self._run(self._env.reset(tensordict, **kwargs))
         return result
 
     @documented_by(AsyncEnvs.step)
-    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        result: TensorDictBase = self._run(self._env.step(tensordict))
+    def step(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> TensorDictBase:
+        result: TensorDictBase = self._run(self._env.step(tensordict, timeout=timeout))
         return result
 
     @documented_by(AsyncEnvs.step_and_maybe_reset)
-    def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        result: tuple[TensorDictBase, TensorDictBase] = self._run(self._env.step_and_maybe_reset(tensordict))
+    def step_and_maybe_reset(
+        self, tensordict: TensorDictBase, *, timeout: float | None = None
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        steps = self._env.step_and_maybe_reset(tensordict, timeout=timeout)
+        result: tuple[TensorDictBase, TensorDictBase] = self._run(steps)
+        return result
+
+    @property
+    def outstanding(self) -> tuple[int, ...]:
+        """The envs that were sent a step which was not received yet, in the order in which they were sent."""
+        return self._env.outstanding
+
+    @documented_by(AsyncSteps.send)
+    def send(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> None:
+        self._run(_called(functools.partial(self._env.send, tensordict, timeout=timeout)))
+
+    @documented_by(AsyncSteps.recv)
+    def recv(
+        self, min_get: int = 1, max_get: int | None = None, timeout: float | None = None
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        result: tuple[TensorDictBase, TensorDictBase] = self._run(self._env.recv(min_get, max_get, timeout))
         return result
 
     @documented_by(AsyncEnvs.maybe_reset)
-    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
-        result: TensorDictBase = self._run(self._env.maybe_reset(tensordict))
+    def maybe_reset(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> TensorDictBase:
+        result: TensorDictBase = self._run(self._env.maybe_reset(tensordict, timeout=timeout))
         return result
 
     @documented_by(AsyncEnvs.rand_step)
-    def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        result: TensorDictBase = self._run(self._env.rand_step(tensordict))
+    def rand_step(self, tensordict: TensorDictBase | None = None, *, timeout: float | None = None) -> TensorDictBase:
+        result: TensorDictBase = self._run(self._env.rand_step(tensordict, timeout=timeout))
         return result
 
     def _driven(self, steps: Steps) -> TensorDictBase:
@@ -256,3 +278,7 @@ class View(BatchedEnvBase):
 
 async def _awaited(awaitable: Any) -> Any:
     return await awaitable
+
+
+async def _called(function: Callable[[], Any]) -> Any:
+    return function()

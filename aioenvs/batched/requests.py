@@ -12,14 +12,17 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from aioenvs.batched.exchange import Rows
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.seeding import seed_chain
+from aioenvs.errors import describe_envs
 from aioenvs.mdp import flat_key, reset_mask
 from aioenvs.trees import Key
 
 __all__ = [
+    "check_next",
     "check_size",
-    "check_writable",
+    "check_unlocked",
     "each_of",
     "merge_arguments",
+    "named_envs",
     "read_masks",
     "reset_arguments",
     "rows_of",
@@ -41,18 +44,60 @@ def check_size(td: Any, batch_size: torch.Size) -> None:
         raise RuntimeError(f"Expected a tensordict with shape==env.batch_size, got {td.batch_size} and {batch_size}")
 
 
-def check_writable(td: TensorDictBase, entries: Mapping[str, Any]) -> None:
+def check_unlocked(td: TensorDictBase) -> None:
     """Refuse a TensorDict that a step's outcome could not be put into.
 
     Raises:
         RuntimeError: If it is locked.
-        TypeError: If there is something else than a TensorDict under `next`.
     """
     if td.is_locked:
         raise RuntimeError("the TensorDict is locked, so `next` cannot be set in it; unlock_() or clone() it first")
+
+
+def check_next(entries: Mapping[str, Any]) -> None:
+    """Refuse what a step's outcome could not be merged with.
+
+    Args:
+        entries: Of the TensorDict that the step was given.
+
+    Raises:
+        TypeError: If there is something else than a TensorDict under `next`.
+    """
     following = entries.get("next")
     if following is not None and not isinstance(following, TensorDictBase):
         raise TypeError(f"expected a TensorDict, or nothing, under 'next', found {type(following).__name__}")
+
+
+def named_envs(td: Any, envs: Sequence[int]) -> tuple[int, ...]:
+    """The envs that a TensorDict names in `env_index`, in its order; all of the batch if it names none.
+
+    Args:
+        td: With `env_index`: integers of shape `(k,)`, or of its batch size, or either with a last dim of 1.
+        envs: Those of the batch, from which they may be.
+
+    Raises:
+        TypeError: If it is no TensorDict, or `env_index` does not hold integers.
+        ValueError: If `env_index` has another shape, or names an env twice or that is not there.
+    """
+    if not isinstance(td, TensorDictBase):
+        raise TypeError(f"expected a TensorDict with 'env_index', got {type(td).__name__}")
+    index = td.get("env_index", None)
+    if index is None:
+        return tuple(envs)
+    dtype = index.dtype if isinstance(index, torch.Tensor) else None
+    if dtype is None or dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        raise TypeError(f"expected a tensor of integers as 'env_index', found {index!r}")
+    if not index.ndim or not index.numel():
+        raise ValueError(f"expected the index of one env per row as 'env_index', found {index!r}")
+    named: list[int] = (index if index.ndim == 1 else index.reshape(len(index), -1)[:, 0]).tolist()
+    if index.ndim > 1 and any(len(set(row)) > 1 for row in index.reshape(len(index), -1).tolist()):
+        raise ValueError(f"expected the index of one env per row as 'env_index', found {index!r}")
+    distinct = set(named)
+    if unknown := distinct.difference(envs):
+        raise ValueError(f"'env_index' names env {min(unknown)}, but there are only {describe_envs(envs)}")
+    if len(distinct) < len(named):
+        raise ValueError(f"'env_index' names an env twice, which can only do one thing at a time: {named!r}")
+    return tuple(named)
 
 
 def read_masks(td: TensorDictBase, shapes: Mapping[Any, Any]) -> dict[Key, torch.Tensor]:

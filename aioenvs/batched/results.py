@@ -29,6 +29,9 @@ class Results(Protocol):
     def after_reset(self, td: TensorDictBase | None, rows: Rows, values: Any) -> TensorDictBase:
         """The root after a reset of some rows, with the other entries of `td`."""
 
+    def joined(self, values: Sequence[Any]) -> Any:
+        """The values of envs each of which was exchanged with alone."""
+
     def keep_others(self, td: TensorDictBase, rows: NDArray[np.intp], values: Any) -> Any:
         """Give all rows but these the values that `td` has at its root, where it has any."""
 
@@ -121,6 +124,14 @@ class DenseResults(_Assembly):
             return self._of(entries)
         return self._of(filled(entries, dict(td.items()), CONTROL), td._maybe_names())
 
+    def joined(self, values: Sequence[Values]) -> Values:
+        joined: Values = {}
+        for key, first in values[0].items():
+            parts = [own[key] for own in values]
+            is_tensor = isinstance(first, torch.Tensor)
+            joined[key] = torch.cat(parts) if is_tensor else [value for part in parts for value in part]
+        return joined
+
     def keep_others(self, td: TensorDictBase, rows: NDArray[np.intp], values: Values) -> Values:
         mask = torch.ones(td.batch_size[0], dtype=torch.bool)
         mask[rows] = False
@@ -178,6 +189,10 @@ class LazyResults(_Assembly):
         if rows is not None:
             values = self.keep_others(td, rows, values)
         return self._joined(self._others(td), self._build(ROOT, values))
+
+    def joined(self, values: Sequence[Any]) -> list[Values]:
+        # Alone an env may have been no lazy stack.
+        return [own[0] if isinstance(own, list) else {key: value[0] for key, value in own.items()} for own in values]
 
     def keep_others(self, td: TensorDictBase, rows: NDArray[np.intp], values: Sequence[Values]) -> list[Values]:
         kept = []

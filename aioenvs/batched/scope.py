@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from aioenvs.batched.exchange import Exchange, Rows
 from aioenvs.batched.lazy import LazyExchange
 from aioenvs.batched.ledger import Ledger
+from aioenvs.batched.outbox import Outbox
 from aioenvs.batched.results import DenseResults, LazyResults, Results
 from aioenvs.batched.signature import Signature, common_device
+from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Pool, Selection
 from aioenvs.envs.described import NestedKey, SpecIndex
 from aioenvs.trees import Tree, region_trees
 
-__all__ = ["Running", "Scope"]
+__all__ = ["Look", "Running", "Scope"]
 
 T = TypeVar("T")
 MAX_SCOPES = 1024  # choices of envs, and looks of a batch, that are remembered
@@ -44,13 +46,18 @@ class Scope:
         mask_shapes: Where the masks of a partial reset may be, and the shape of the flags beside each.
     """
 
-    pool: Pool
+    whole: Running
     envs: NDArray[np.intp]
     everything: Selection
     exchange: Exchange | LazyExchange
     signature: Signature
     mask_shapes: dict[NestedKey, torch.Size]
     results: Results
+
+    @property
+    def pool(self) -> Pool:
+        """The pool."""
+        return self.whole.pool
 
     @property
     def num_seeds(self) -> dict[int, int]:
@@ -60,6 +67,21 @@ class Scope:
     def rows(self, envs: Collection[int]) -> NDArray[np.intp]:
         """The rows of the batch in which these envs are, as far as they are in it."""
         return np.flatnonzero(np.isin(self.envs, list(envs)))
+
+    def read_step(self, rows: Rows, outcome: Outcome, known: Any, *, maybe_reset: bool) -> tuple[Any, Any]:
+        """The outcome of a step, and the root for the next one if that is wanted.
+
+        Args:
+            rows: Which envs were stepped.
+            outcome: What came of the command.
+            known: What was known of them before, where some may be lost.
+            maybe_reset: Whether finished ones were reset.
+        """
+        exchange = self.exchange
+        following: Any = exchange.step_result(rows, outcome)
+        if outcome.lost:
+            following = exchange.with_losses(following, known, self.rows(outcome.lost), outcome)
+        return following, exchange.root_result(following, outcome) if maybe_reset else None
 
     def select(self, rows: Rows) -> Selection:
         """The envs in these rows of the batch."""
@@ -83,6 +105,7 @@ class Running:
         self._scopes: OrderedDict[tuple[int, ...], Scope] = OrderedDict()
         self._looks: OrderedDict[tuple[int, ...], Look] = OrderedDict()
         self.everything = self.scope(tuple(range(pool.num_envs)))
+        self.outbox = Outbox(pool)
 
     def scope(self, envs: tuple[int, ...]) -> Scope:
         """What it takes to command these envs; worked out once for each choice of them."""
@@ -97,14 +120,18 @@ class Running:
 
     def _scope(self, envs: tuple[int, ...]) -> Scope:
         indices = np.array(envs, np.intp)
-        look = _remembered(self._looks, tuple(self._models[env] for env in envs), self._look)
+        look = self.look(envs)
         parts = [
             (places, Exchange(ledger, _members(ledger, indices[places]), trees, self.device))
             for (ledger, places), trees in zip(self._families(envs), look.trees, strict=True)
         ]
         exchange = LazyExchange(parts) if look.signature.is_lazy else parts[0][1]
         everything = self.pool.select(sorted(envs))
-        return Scope(self.pool, indices, everything, exchange, look.signature, look.mask_shapes, look.results)
+        return Scope(self, indices, everything, exchange, look.signature, look.mask_shapes, look.results)
+
+    def look(self, envs: Sequence[int]) -> Look:
+        """What a batch of these envs looks like."""
+        return _remembered(self._looks, tuple(self._models[env] for env in envs), self._look)
 
     def _look(self, models: tuple[int, ...]) -> Look:
         """What a batch of envs that look like these looks like."""

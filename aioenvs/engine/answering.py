@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from aioenvs.engine.adapters import Call, ResetArguments
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.pool import Pool, Selection, Timeouts, closed_meanwhile, outlast
+from aioenvs.engine.pool import Deadline, Lease, Pool, Selection, Steps, Timeouts, closed_meanwhile, outlast
 from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.spaces import Objects
 from aioenvs.errors import AioEnvsError, WorkerTimeoutError, describe_envs
@@ -53,27 +53,47 @@ class AnsweringPool(Pool):
 
     # -- requests ---------------------------------------------------------------------------------------
 
-    async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
+    async def hold(
+        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
+    ) -> Lease:
+        if replacing:
+            self.check_home(command)
+            await self._caught_up()
+        return await super().hold(selection, command, replacing=replacing, timeout=timeout)
+
+    def acquire(
+        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
+    ) -> Lease:
+        self.check_home(command)
+        deadline = self._deadline(timeout)
+        replacing = replacing or self.restarts
+        ready = self.slots.acquire(selection.envs, command, replacing=replacing)
+        waits = not ready or (replacing and bool(self.slots.broken(selection.envs)))
+        return Lease(selection, command, deadline, replacing, waits)
+
+    def check_home(self, command: str) -> None:
         if (asyncio.get_running_loop() is not self._loop or os.getpid() != self._owner) and not self.slots.closed:
             raise AioEnvsError(
                 f"{command}: these envs belong to the event loop and process that started them, and this is another "
                 "one; make envs of its own for each, or close these there first"
             )
-        if replacing:
-            await self._caught_up()
-        replacing = replacing or self.restarts
-        ready = self.slots.acquire(selection.envs, command, replacing=replacing)
-        if ready and not (replacing and self.slots.broken(selection.envs)):
-            return
-        try:
-            await self._within(self._drain(selection.envs), selection, command)
-            if replacing:
-                await self._revive(selection)
-            elif broken := self.slots.broken(selection.envs):
-                raise self.slots.error(min(broken))
-        except BaseException:
-            self.release(selection)
-            raise
+
+    def _deadline(self, timeout: float | None) -> Deadline | None:
+        if timeout is not None:
+            return Deadline.after(timeout, "timeout")
+        return None if self._timeouts.step is None else Deadline.after(self._timeouts.step, "step_timeout")
+
+    async def ready(self, lease: Lease) -> Lease:
+        selection = lease.selection
+        await self._within(self._drain(selection.envs), lease)
+        broken = self.slots.broken(selection.envs)
+        if not broken:
+            return lease
+        if not lease.replacing:
+            raise self.slots.error(min(broken))
+        await self._revive(selection)
+        deadline = lease.deadline
+        return lease if deadline is None else lease._replace(deadline=Deadline.after(deadline.seconds, deadline.name))
 
     async def _caught_up(self) -> None:
         """Let the loop notice what happened while it did not run, as between two calls of a sync face."""
@@ -97,48 +117,55 @@ class AnsweringPool(Pool):
         if self.slots.closed:
             raise closed_meanwhile(envs)
 
-    async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
-        return await self._ask(selection, Opcode.SEED, seeds)
+    async def seed(self, lease: Lease, seeds: Mapping[int, int]) -> Outcome:
+        return await self._ask(lease, Opcode.SEED, self._enclosed(lease, seeds))
 
-    async def reset(self, selection: Selection, arguments: Mapping[int, ResetArguments]) -> Outcome:
-        return await self._ask(selection, Opcode.RESET, arguments)
+    async def reset(self, lease: Lease, arguments: Mapping[int, ResetArguments]) -> Outcome:
+        return await self._ask(lease, Opcode.RESET, self._enclosed(lease, arguments))
 
-    async def step(self, selection: Selection, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
-        return await self._ask(selection, Opcode.STEP_AND_MAYBE_RESET if maybe_reset else Opcode.STEP, inputs)
+    async def perform(self, lease: Lease, calls: Mapping[int, Call]) -> Outcome:
+        return await self._ask(lease, Opcode.CALL, self._enclosed(lease, calls))
 
-    async def perform(self, selection: Selection, calls: Mapping[int, Call]) -> Outcome:
-        return await self._ask(selection, Opcode.CALL, calls)
+    def step_each(
+        self, leases: Sequence[Lease], inputs: Mapping[int, Objects] | None, *, maybe_reset: bool
+    ) -> list[Steps]:
+        opcode = Opcode.STEP_AND_MAYBE_RESET if maybe_reset else Opcode.STEP
+        enclosed = [self._enclosed(lease, inputs) for lease in leases]
+        return [self._ask(lease, opcode, own) for lease, own in zip(leases, enclosed, strict=True)]
 
-    async def _ask(self, selection: Selection, opcode: Opcode, values: Mapping[int, Any] | None) -> Outcome:
-        """Send a command to every worker concerned, with the values for its envs, and await all replies.
+    def _enclosed(self, lease: Lease, values: Mapping[int, Any] | None) -> Mapping[int, Any]:
+        """What each worker gets of these values for its envs, by its number."""
+        return {index: self._enclose(values, envs) for index, _, envs in lease.selection.parts} if values else {}
 
-        Cancelling it abandons the replies, which are dropped when they come.
+    def _ask(self, lease: Lease, opcode: Opcode, enclosed: Mapping[int, Any]) -> Steps:
+        """Send a command to every worker concerned; what came of it is to be awaited.
+
+        Cancelling that abandons the replies, which are dropped when they come.
 
         Raises:
             ClosedError: If the envs were closed since they were held.
         """
         if self.slots.closed:
-            raise closed_meanwhile(selection.envs)
-        parts = selection.parts
-        enclosed = [self._enclose(values, envs) if values else None for _, _, envs in parts]  # all, before any is sent
+            raise closed_meanwhile(lease.selection.envs)
         asked: list[asyncio.Future[Any]] = []
-        for (index, positions, envs), own in zip(parts, enclosed, strict=True):
-            asked.append(self._send(index, opcode, positions, envs, own))
+        for index, positions, envs in lease.selection.parts:
+            asked.append(self._send(index, opcode, positions, envs, enclosed.get(index)))
             self.slots.sent(envs)
             if opcode in STEPS:
                 self._sent_at[envs] = time.perf_counter()
             elif self._sent_at:
                 self._sent_at.pop(envs, None)  # of a step that nobody answered any more
-        return self._merge(await self._replies(asked, selection, opcode))
+        return self._outcome(asked, lease, opcode)
 
-    async def _replies(
-        self, asked: Sequence[asyncio.Future[Any]], selection: Selection, opcode: Opcode
-    ) -> Sequence[Any]:
+    async def _outcome(self, asked: Sequence[asyncio.Future[Any]], lease: Lease, opcode: Opcode) -> Outcome:
+        return self._merge(await self._replies(asked, lease, opcode))
+
+    async def _replies(self, asked: Sequence[asyncio.Future[Any]], lease: Lease, opcode: Opcode) -> Sequence[Any]:
         """The replies to a command, in time."""
         replies = asyncio.gather(*asked)
-        if self._timeouts.step is None:
+        if lease.deadline is None:
             return await replies
-        answers: Sequence[Any] = await self._within(replies, selection, opcode.name.lower())
+        answers: Sequence[Any] = await self._within(replies, lease)
         return answers
 
     @abstractmethod
@@ -155,21 +182,29 @@ class AnsweringPool(Pool):
     def _merge(self, replies: Sequence[Any]) -> Outcome:
         """One outcome of all replies."""
 
-    async def _within(self, awaitable: Any, selection: Selection, command: str) -> Any:
+    async def _within(self, awaitable: Any, lease: Lease) -> Any:
+        """Wait for something until the deadline of a lease.
+
+        Raises:
+            WorkerTimeoutError: If it takes longer.
+        """
+        if lease.deadline is None:
+            return await awaitable
         try:
-            async with asyncio.timeout(self._timeouts.step) as scope:
+            async with asyncio.timeout_at(lease.deadline.when) as scope:
                 return await awaitable
         except TimeoutError:
             if not scope.expired():
                 raise
-            late = self.slots.unanswered(selection.envs) or selection.envs
-            raise self._late(tuple(sorted(late)), command) from None
+            envs = lease.selection.envs
+            late = self.slots.unanswered(envs) or envs
+            raise self._late(tuple(sorted(late)), lease.command, lease.deadline) from None
 
-    def _late(self, envs: tuple[int, ...], command: str) -> WorkerTimeoutError:
+    def _late(self, envs: tuple[int, ...], command: str, deadline: Deadline) -> WorkerTimeoutError:
         pids = self._pids_of(envs)
         where = f" (pid {', '.join(map(str, pids))})" if pids else ""
         return WorkerTimeoutError(
-            f"{describe_envs(envs)}{where} did not answer {command} within {self._timeouts.step} s (step_timeout); "
+            f"{describe_envs(envs)}{where} did not answer {command} within {deadline}; "
             "the late reply will be dropped, and the next request for it waits until it has come",
             env_index=envs,
             pid=pids[0] if pids else None,

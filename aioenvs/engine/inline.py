@@ -12,7 +12,7 @@ from aioenvs.engine.adapters import Call, Handling, ResetArguments
 from aioenvs.engine.copying import received
 from aioenvs.engine.failure import factory_error, summary
 from aioenvs.engine.host import EnvHost, Outcome
-from aioenvs.engine.pool import Pool, Selection, closed_meanwhile
+from aioenvs.engine.pool import Lease, Pool, Selection, Steps, closed_meanwhile
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import here
 
@@ -34,7 +34,7 @@ class InlinePool(Pool):
 
     def __init__(self, factories: Sequence[Any], kwargs: Sequence[Mapping[str, Any]], *, yields: bool) -> None:
         super().__init__([range(len(factories))])
-        self._yields = yields
+        self.suspends = yields
         self._factories = factories
         self._kwargs = kwargs
         handling = Handling(by_reference=True, keeps_grad=True, generators=here(), answer=OWN)
@@ -53,31 +53,37 @@ class InlinePool(Pool):
             self._host.close()
             raise
 
-    async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
+    def acquire(
+        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
+    ) -> Lease:
         self.slots.acquire(selection.envs, command)
-        if self._yields:
-            try:
-                await asyncio.sleep(0)
-                if self.slots.closed:
-                    raise closed_meanwhile(selection.envs)
-            except BaseException:
-                self.release(selection)
-                raise
+        return Lease(selection, command, waits=self.suspends)
 
-    async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
-        return self._host.seed(_positions(selection), seeds).located("seed")
+    async def ready(self, lease: Lease) -> Lease:
+        await asyncio.sleep(0)
+        if self.slots.closed:
+            raise closed_meanwhile(lease.selection.envs)
+        return lease
 
-    async def reset(self, selection: Selection, arguments: Mapping[int, ResetArguments]) -> Outcome:
-        return self._host.reset(_positions(selection), arguments).located("reset")
+    async def seed(self, lease: Lease, seeds: Mapping[int, int]) -> Outcome:
+        return self._host.seed(_positions(lease), seeds).located("seed")
 
-    async def step(self, selection: Selection, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
+    async def reset(self, lease: Lease, arguments: Mapping[int, ResetArguments]) -> Outcome:
+        return self._host.reset(_positions(lease), arguments).located("reset")
+
+    def step_each(
+        self, leases: Sequence[Lease], inputs: Mapping[int, Objects] | None, *, maybe_reset: bool
+    ) -> list[Steps]:
+        return [self._step(lease, inputs, maybe_reset=maybe_reset) for lease in leases]
+
+    async def _step(self, lease: Lease, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
         began = time.perf_counter()
-        outcome = self._host.step(_positions(selection), inputs, maybe_reset=maybe_reset)
+        outcome = self._host.step(_positions(lease), inputs, maybe_reset=maybe_reset)
         self.times[0].add(time.perf_counter() - began)
         return outcome.located("step_and_maybe_reset" if maybe_reset else "step")
 
-    async def perform(self, selection: Selection, calls: Mapping[int, Call]) -> Outcome:
-        return self._host.perform(_positions(selection), calls).located("call")
+    async def perform(self, lease: Lease, calls: Mapping[int, Call]) -> Outcome:
+        return self._host.perform(_positions(lease), calls).located("call")
 
     async def close(self) -> None:
         self.discard()
@@ -87,5 +93,5 @@ class InlinePool(Pool):
         self._host.close()
 
 
-def _positions(selection: Selection) -> tuple[int, ...]:
-    return selection.parts[0][1] if selection.parts else ()
+def _positions(lease: Lease) -> tuple[int, ...]:
+    return lease.selection.parts[0][1] if lease.selection.parts else ()

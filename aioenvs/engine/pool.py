@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,9 +17,11 @@ from aioenvs.engine.slots import Slots
 from aioenvs.engine.spaces import Objects
 from aioenvs.errors import ClosedError, describe_envs
 
-__all__ = ["Pool", "Selection", "StepTimes", "Timeouts", "closed_meanwhile", "outlast"]
+__all__ = ["Deadline", "Lease", "Pool", "Selection", "StepTimes", "Steps", "Timeouts", "closed_meanwhile", "outlast"]
 
 MAX_SELECTIONS = 1024  # how many are remembered
+
+Steps = Coroutine[Any, Any, Outcome]
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Timeouts:
 
     Attributes:
         start: From ordering a process to its envs being built.
-        step: Any other command.
+        step: Any other command that does not say otherwise.
         close: Closing all envs, before the processes are killed.
     """
 
@@ -66,23 +69,71 @@ class Selection(NamedTuple):
     parts: tuple[tuple[int, tuple[int, ...], frozenset[int]], ...]
 
 
+class Deadline(NamedTuple):
+    """When a request must have its answer.
+
+    Attributes:
+        when: By the clock of the event loop.
+        seconds: How long that was when the request began.
+        name: Of the argument that said so.
+    """
+
+    when: float
+    seconds: float
+    name: str
+
+    @classmethod
+    def after(cls, seconds: float, name: str) -> Deadline:
+        """So many seconds from now.
+
+        Raises:
+            ValueError: If that is no time to come.
+        """
+        if not isinstance(seconds, int | float) or math.isnan(seconds) or seconds < 0:
+            raise ValueError(f"expected {name} to be a number of seconds, at least 0, or None, found {seconds!r}")
+        return cls(asyncio.get_running_loop().time() + seconds, seconds, name)
+
+    def __str__(self) -> str:
+        return f"{self.seconds} s ({self.name})"
+
+
+class Lease(NamedTuple):
+    """Some envs, held for one request.
+
+    Attributes:
+        selection: Which.
+        command: What for, in words.
+        deadline: When it must be answered; None for whenever.
+        replacing: Whether dead workers of theirs are replaced.
+        waits: Whether they have to be made ready first.
+    """
+
+    selection: Selection
+    command: str
+    deadline: Deadline | None = None
+    replacing: bool = False
+    waits: bool = False
+
+
 class Pool(ABC):
     """Hosts envs. Values of fixed shape are exchanged through `arrays`, the rest as arguments and outcomes.
 
-    The order of a request: `hold` the selection, write its inputs, call the command, read its rows, `release`.
-    Nobody else can touch those rows in between, and a caller that leaves early (cancelled, timed out, interrupted)
-    only has to `release`: what is still on its way is then dropped on arrival.
+    The order of a request: `hold` the selection, write its inputs, call the command with the lease, read its rows,
+    `release`. Nobody else can touch those rows in between, and a caller that leaves early (cancelled, timed out,
+    interrupted) only has to `release`: what is still on its way is then dropped on arrival.
 
     Attributes:
         metadata: What each env says of itself; known once started.
         families: Envs of one structure each, and where their values lie; known once started.
         arrays: For each family its arrays `(envs of the family, *shape)` by region and key; known once started.
         restarts: Whether envs whose worker died are built anew and reset of themselves.
+        suspends: Whether commands may wait for something, and so want an event loop.
         replaced: How often each worker was replaced.
         times: How long each worker took to step its envs.
     """
 
     restarts: bool = False
+    suspends: bool = True
 
     metadata: tuple[EnvMetadata, ...]
     families: tuple[Family, ...]
@@ -147,41 +198,87 @@ class Pool(ABC):
     async def start(self) -> None:
         """Build all envs, learn their metadata, and lay out the block."""
 
-    @abstractmethod
-    async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
-        """Reserve the envs for one command, and wait until none of them owes a reply to an earlier caller.
+    async def hold(
+        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
+    ) -> Lease:
+        """Reserve the envs for one request, and wait until none of them owes a reply to an earlier caller.
 
-        Cancelling it gives them up again.
+        Cancelling it gives them up again. Args and errors are those of `acquire` and `ready`.
+        """
+        lease = self.acquire(selection, command, replacing=replacing, timeout=timeout)
+        if not lease.waits:
+            return lease
+        try:
+            return await self.ready(lease)
+        except BaseException:
+            self.release(lease)
+            raise
+
+    @abstractmethod
+    def acquire(
+        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
+    ) -> Lease:
+        """Reserve the envs for one request, all or none; if the lease `waits`, they are not `ready` for it yet.
 
         Args:
             selection: Which envs.
             command: What for, in words.
             replacing: Replace the workers that are dead, instead of raising.
+            timeout: Seconds that the request may take; None for as long as requests may.
 
         Raises:
-            ClosedError: After `close`, also if that came while this waited.
+            ClosedError: After `close`.
             ConcurrencyError: If one of them is held already.
             WorkerDiedError: If the worker of one is dead.
+            ValueError: If the timeout is none.
         """
 
-    def release(self, selection: Selection) -> None:
-        """End `hold`."""
-        self.slots.release(selection.envs)
+    def check_home(self, command: str) -> None:  # noqa: B027 - where anybody may command them
+        """Refuse a command from where it cannot be given.
+
+        Raises:
+            AioEnvsError: In another event loop or process than that which started the envs.
+        """
 
     @abstractmethod
-    async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
+    async def ready(self, lease: Lease) -> Lease:
+        """Wait until none of the envs owes a reply to an earlier caller, and replace their workers if need be.
+
+        The time that replacing takes is not part of the request's.
+
+        Raises:
+            ClosedError: If the envs were closed meanwhile.
+            WorkerTimeoutError: If they did not reply in time.
+            WorkerError: If a worker is dead and not to be, or cannot be, replaced.
+        """
+
+    def release(self, lease: Lease) -> None:
+        """End a lease."""
+        self.slots.release(lease.selection.envs)
+
+    @abstractmethod
+    async def seed(self, lease: Lease, seeds: Mapping[int, int]) -> Outcome:
         """Give each env its seed, by index, for its next reset."""
 
     @abstractmethod
-    async def reset(self, selection: Selection, arguments: Mapping[int, ResetArguments]) -> Outcome:
+    async def reset(self, lease: Lease, arguments: Mapping[int, ResetArguments]) -> Outcome:
         """Reset the envs with these arguments, by index; where there are none, with none."""
 
-    @abstractmethod
-    async def step(self, selection: Selection, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
-        """Step the envs with the stored input; `inputs` is what of it has no fixed shape, by index."""
+    def step(self, lease: Lease, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Steps:
+        """Step the envs with the stored input; `inputs` is what of it has no fixed shape, by index.
+
+        The command is on its way when this returns; what came of it is to be awaited.
+        """
+        return self.step_each([lease], inputs, maybe_reset=maybe_reset)[0]
 
     @abstractmethod
-    async def perform(self, selection: Selection, calls: Mapping[int, Call]) -> Outcome:
+    def step_each(
+        self, leases: Sequence[Lease], inputs: Mapping[int, Objects] | None, *, maybe_reset: bool
+    ) -> list[Steps]:
+        """The same for several leases, each of which is answered for itself; no command is sent unless all can be."""
+
+    @abstractmethod
+    async def perform(self, lease: Lease, calls: Mapping[int, Call]) -> Outcome:
         """Ask each env for something beyond the commands, by index; the outcome's `values` say what came of it."""
 
     @abstractmethod

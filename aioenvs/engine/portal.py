@@ -124,8 +124,18 @@ class LoopPortal:
     def _live(self) -> None:
         try:
             self._loop.run_forever()
+            self._loop.run_until_complete(self._end())
         finally:
             self._loop.close()
+
+    @staticmethod
+    async def _end() -> None:
+        """Let closed transports say goodbye, and forgotten tasks end."""
+        await asyncio.sleep(0)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _submit(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
         if threading.current_thread() is self._thread:
@@ -149,7 +159,7 @@ class LoopPortal:
         if self._thread is None and asyncio._get_running_loop() is not None:
             self._move_to_thread()
         if self._thread is None:
-            self._loop.run_until_complete(asyncio.sleep(0))  # let closed transports say goodbye
+            self._loop.run_until_complete(self._end())
             self._loop.close()
             return
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -17,8 +17,8 @@ from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.failure import annotate, passable
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.metadata import ROOT, STATUS
-from aioenvs.engine.pool import Selection
-from aioenvs.engine.protocol import Opcode
+from aioenvs.engine.pool import Deadline, Lease, Selection, Steps
+from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.restarts import RestartBudget, derived_seed
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.workers import WorkerPool
@@ -69,38 +69,49 @@ class RestartingPool(WorkerPool):
 
     # -- requests ---------------------------------------------------------------------------------------
 
-    async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
+    async def hold(
+        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
+    ) -> Lease:
         wanted = Counter(index for index, _, _ in selection.parts) if replacing else Counter[int]()
         self._asked_for += wanted
         try:
-            await super().hold(selection, command, replacing=replacing)
+            return await super().hold(selection, command, replacing=replacing, timeout=timeout)
         finally:
             self._asked_for -= wanted
 
-    async def seed(self, selection: Selection, seeds: Mapping[int, int]) -> Outcome:
+    async def seed(self, lease: Lease, seeds: Mapping[int, int]) -> Outcome:
         self._seeds.update(seeds)
         self._unused.update(seeds)  # from where a new worker gets them, too
-        return await super().seed(selection, seeds)
+        return await super().seed(lease, seeds)
 
-    async def reset(self, selection: Selection, arguments: Mapping[int, ResetArguments]) -> Outcome:
+    async def reset(self, lease: Lease, arguments: Mapping[int, ResetArguments]) -> Outcome:
+        envs = lease.selection.envs
         for env, own in arguments.items():
             if isinstance(seed := own.kwargs.get("seed"), int | np.integer):
                 self._seeds[env] = int(seed)
-        self._take_lost(selection.envs)
-        outcome = await super().reset(selection, arguments)
-        while again := self._take_lost(selection.envs):
-            more = await super().reset(self.select(sorted(again)), arguments)
+        self._take_lost(envs)
+        outcome = await super().reset(lease, arguments)
+        while again := self._take_lost(envs):
+            more = await super().reset(lease._replace(selection=self.select(sorted(again))), arguments)
             outcome.failures |= more.failures
             outcome.objects |= more.objects
-        self._use_seeds(selection.envs)
+        self._use_seeds(envs)
         return outcome
 
-    async def step(self, selection: Selection, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
-        present = selection.envs - self._lost.keys()
+    def _ask(self, lease: Lease, opcode: Opcode, enclosed: Mapping[int, Any]) -> Steps:
+        if opcode not in STEPS:
+            return super()._ask(lease, opcode, enclosed)
+        envs = lease.selection.envs
+        present = envs - self._lost.keys()
         self._use_seeds(present)
-        chosen = selection if len(present) == len(selection.envs) else self.select(sorted(present))
-        outcome = await super().step(chosen, inputs, maybe_reset=maybe_reset) if present else Outcome()
-        if lost := self._take_lost(selection.envs):
+        if len(present) < len(envs):
+            lease = lease._replace(selection=self.select(sorted(present)))
+        return self._with_lost(super()._ask(lease, opcode, enclosed), envs)
+
+    async def _with_lost(self, steps: Steps, envs: Collection[int]) -> Outcome:
+        """What came of a step, and of its envs those that were lost before or with it."""
+        outcome = await steps
+        if lost := self._take_lost(envs):
             outcome.lost = frozenset(lost)
             outcome.objects |= {env: {ROOT: loss.objects} for env, loss in lost.items() if loss.objects}
             if outcome.failures:
@@ -125,39 +136,40 @@ class RestartingPool(WorkerPool):
 
     # -- what comes back, or does not -------------------------------------------------------------------
 
-    async def _replies(self, asked: Sequence[asyncio.Future[Any]], selection: Selection, opcode: Opcode) -> list[Any]:
+    async def _replies(self, asked: Sequence[asyncio.Future[Any]], lease: Lease, opcode: Opcode) -> list[Any]:
         """The replies of those that lived; the others are restarted when this returns."""
-        await asyncio.wait(asked, timeout=self._timeouts.step)
-        parts = zip(selection.parts, asked, strict=True)
-        self._kill_late([index for (index, _, _), reply in parts if not reply.done()], opcode.name.lower())
+        if not asked:
+            return []
+        await asyncio.wait(asked, timeout=_left(lease.deadline))
+        late = [index for (index, _, _), reply in zip(lease.selection.parts, asked, strict=True) if not reply.done()]
+        self._kill_late(late, opcode.name.lower(), lease.deadline)
         replies = await asyncio.gather(*asked, return_exceptions=True)
         errors = [reply for reply in replies if isinstance(reply, BaseException)]
         for error in errors:
             if opcode is Opcode.CALL or not isinstance(error, WorkerDiedError):
                 raise error
         if errors:
-            await self._revive(selection)
+            await self._revive(lease.selection)
         return [reply for reply in replies if not isinstance(reply, BaseException)]
 
-    async def _within(self, awaitable: Any, selection: Selection, command: str) -> Any:
+    async def _within(self, awaitable: Any, lease: Lease) -> Any:
         """Wait until the envs have answered to an earlier caller, or their workers were late and are dead."""
         waiting = asyncio.ensure_future(awaitable)
         try:
-            await asyncio.wait([waiting], timeout=self._timeouts.step)
+            await asyncio.wait([waiting], timeout=_left(lease.deadline))
             if not waiting.done():
-                late = self.slots.unanswered(selection.envs)
-                self._kill_late(sorted({self.host_of(env) for env in late}), "an earlier command")
+                late = self.slots.unanswered(lease.selection.envs)
+                self._kill_late(sorted({self.host_of(env) for env in late}), "an earlier command", lease.deadline)
             return await waiting
         finally:
             waiting.cancel()
 
-    def _kill_late(self, indices: Collection[int], command: str) -> None:
+    def _kill_late(self, indices: Collection[int], command: str, deadline: Deadline | None) -> None:
         """Kill these workers, which did not answer in time."""
         for index in indices:
             worker = self._workers[index]
             who = f"{describe_envs(worker.envs)} (pid {worker.process.pid})"
-            allowed = self._timeouts.step
-            logger.warning("%s did not answer %s within %s s (step_timeout); killed", who, command, allowed)
+            logger.warning("%s did not answer %s within %s; killed", who, command, deadline)
             worker.process.signal(signal.SIGKILL)
 
     # -- restarts ---------------------------------------------------------------------------------------
@@ -223,3 +235,8 @@ class RestartingPool(WorkerPool):
     def _write_root(self, env: int, values: Rows) -> None:
         for row, value in zip(self._root(env), values, strict=False):
             row[...] = value
+
+
+def _left(deadline: Deadline | None) -> float | None:
+    """How many seconds are left until then."""
+    return None if deadline is None else max(0.0, deadline.when - asyncio.get_running_loop().time())

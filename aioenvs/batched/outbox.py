@@ -1,0 +1,258 @@
+"""Steps that envs were sent, until their caller has received what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tensordict import TensorDictBase
+
+from aioenvs.batched.inputs import Inputs
+from aioenvs.engine.host import Outcome
+from aioenvs.engine.pool import Lease, Pool, Steps
+from aioenvs.engine.portal import Immediate
+from aioenvs.errors import AioEnvsError, ConcurrencyError, WorkerError, WorkerTimeoutError, describe_envs
+
+if TYPE_CHECKING:
+    from aioenvs.batched.scope import Scope
+
+__all__ = ["Outbox", "Ticket"]
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One step of one env, from when it is sent until it is received.
+
+    Attributes:
+        env: Its index.
+        scope: It alone.
+        lease: On it.
+        sent: What its caller sent, to it and perhaps to others.
+        row: Its row in that.
+        known: What was known of it before, where it may be lost.
+        following: The outcome of the step, once it is settled.
+        root: The root for the next step.
+        error: Why there is neither.
+        task: What awaits the answer.
+    """
+
+    env: int
+    scope: Scope
+    lease: Lease
+    sent: TensorDictBase
+    row: int
+    known: Any = None
+    following: Any = None
+    root: Any = None
+    error: BaseException | None = None
+    task: asyncio.Task[Outcome] | None = None
+
+
+@dataclass(eq=False)
+class Waiter:
+    """Somebody who wants to receive.
+
+    Attributes:
+        envs: From which envs.
+        missing: How many more of them must have settled.
+        woken: Done when they have.
+    """
+
+    envs: Set[int]
+    missing: int
+    woken: asyncio.Future[None]
+
+
+class Outbox:
+    """What the envs of a pool were sent and nobody has received yet; belongs to the pool's event loop.
+
+    Args:
+        pool: The pool.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._sent: dict[int, Ticket] = {}
+        self._settled: dict[int, Ticket] = {}  # those of them that are done, in the order in which they were
+        self._waiters: list[Waiter] = []
+
+    def outstanding(self, envs: Set[int]) -> tuple[int, ...]:
+        """Those of these envs that were sent a step which nobody has received, in the order of sending."""
+        return tuple(env for env in self._sent if env in envs)
+
+    # -- out --------------------------------------------------------------------------------------------
+
+    def send(self, lease: Lease, tickets: Sequence[Ticket], shares: Sequence[Inputs]) -> None:
+        """Let the envs take their steps.
+
+        Args:
+            lease: On all of them together.
+            tickets: One for each.
+            shares: The inputs for each, checked.
+
+        Raises:
+            Exception: If an input cannot be sent; nothing was sent then, and the lease has ended.
+        """
+        try:
+            steps = [] if lease.waits else self._begin(tickets, shares)
+        except BaseException:
+            self._pool.release(lease)
+            raise
+        if lease.waits:
+            steps = [self._begin_later(ticket, share) for ticket, share in zip(tickets, shares, strict=True)]
+        for place, (ticket, own) in enumerate(zip(tickets, steps, strict=True)):
+            self._sent[ticket.env] = ticket
+            try:
+                self._follow(ticket, own)
+            except BaseException:  # an interrupt, or the end of this process
+                for rest, never in zip(tickets[place:], steps[place:], strict=True):
+                    self._sent.pop(rest.env, None)
+                    self._pool.release(rest.lease)
+                    never.close()
+                raise
+
+    def _begin(self, tickets: Sequence[Ticket], shares: Sequence[Inputs]) -> list[Steps]:
+        """Send the steps of envs that are ready."""
+        objects: dict[int, Any] = {}
+        for ticket, share in zip(tickets, shares, strict=True):
+            exchange = ticket.scope.exchange
+            if self._pool.restarts:
+                ticket.known = exchange.latest()
+            objects |= exchange.write_share(share) or {}
+        return self._pool.step_each([ticket.lease for ticket in tickets], objects or None, maybe_reset=True)
+
+    async def _begin_later(self, ticket: Ticket, share: Inputs) -> Outcome:
+        """Send the step of an env once it is ready."""
+        ticket.lease = await self._pool.ready(ticket.lease)
+        (steps,) = self._begin([ticket], [share])
+        return await steps
+
+    def _follow(self, ticket: Ticket, steps: Steps) -> None:
+        """See to it that the answer is taken in when it comes."""
+        if self._pool.suspends:
+            ticket.task = asyncio.get_running_loop().create_task(steps)
+            ticket.task.add_done_callback(functools.partial(self._done, ticket))
+            return
+        try:
+            self._take_in(ticket, Immediate().run(steps))
+        except Exception as error:
+            ticket.error = error
+        self._settle(ticket)
+
+    def _done(self, ticket: Ticket, task: asyncio.Task[Outcome]) -> None:
+        ticket.task = None
+        if task.cancelled():
+            ticket.error = AioEnvsError(f"the step of env {ticket.env} was cancelled together with all tasks around it")
+        elif (error := task.exception()) is not None:
+            ticket.error = error
+        else:
+            try:
+                self._take_in(ticket, task.result())
+            except Exception as error:
+                ticket.error = error
+        self._settle(ticket)
+
+    def _take_in(self, ticket: Ticket, outcome: Outcome) -> None:
+        read = ticket.scope.read_step(None, outcome, ticket.known, maybe_reset=True)
+        outcome.raise_failure()
+        ticket.following, ticket.root = read
+
+    def _settle(self, ticket: Ticket) -> None:
+        self._settled[ticket.env] = ticket
+        for waiter in self._waiters:
+            if ticket.env in waiter.envs:
+                waiter.missing -= 1
+                if (waiter.missing <= 0 or ticket.error is not None) and not waiter.woken.done():
+                    waiter.woken.set_result(None)
+
+    # -- in ---------------------------------------------------------------------------------------------
+
+    async def receive(self, envs: Set[int], least: int, most: int | None, timeout: float | None) -> list[Ticket]:
+        """What has settled of some envs, in that order; they are free again.
+
+        Cancelling it, like every failure, takes nothing away but the error that it raises.
+
+        Args:
+            envs: Which envs.
+            least: Wait for so many.
+            most: Take no more than so many; None for all there are.
+            timeout: Seconds that this may take.
+
+        Raises:
+            ValueError: If these numbers make no sense, or less than `least` steps are outstanding.
+            ConcurrencyError: If somebody else is receiving from one of the envs.
+            WorkerTimeoutError: If there are not enough in time.
+            Exception: That of a step which failed.
+        """
+        self._pool.check_home("recv")
+        self._check_numbers(envs, least, most)
+        if any(not waiter.envs.isdisjoint(envs) for waiter in self._waiters):
+            raise ConcurrencyError("recv was asked while another recv for some of these envs waits; await that first")
+        settled = [ticket for ticket in self._settled.values() if ticket.env in envs]
+        missing = least - len(settled)
+        if missing > 0 and all(ticket.error is None for ticket in settled):
+            await self._wait(envs, missing, timeout)
+        return self._taken(envs, most)
+
+    def _check_numbers(self, envs: Set[int], least: int, most: int | None) -> None:
+        if (
+            not isinstance(least, int)
+            or least < 1
+            or (most is not None and (not isinstance(most, int) or most < least))
+        ):
+            raise ValueError(f"expected 1 <= min_get <= max_get, found min_get={least!r} and max_get={most!r}")
+        sent = self._sent.keys() & envs
+        if least > len(sent):
+            what = f"{describe_envs(tuple(sorted(sent)))} were" if sent else "none was"
+            raise ValueError(f"min_get={least} steps can never come: {what} sent one that was not received yet")
+
+    async def _wait(self, envs: Set[int], missing: int, timeout: float | None) -> None:
+        waiter = Waiter(envs, missing, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(timeout) as scope:
+                await waiter.woken
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            late = tuple(sorted(env for env in self.outstanding(envs) if env not in self._settled))
+            raise WorkerTimeoutError(
+                f"recv: {missing} more of {describe_envs(late)} should have answered within {timeout} s (timeout); "
+                "what has come, and what will, can still be received",
+                env_index=late,
+                pid=None,
+            ) from None
+        finally:
+            self._waiters.remove(waiter)
+
+    def _taken(self, envs: Set[int], most: int | None) -> list[Ticket]:
+        settled = [ticket for ticket in self._settled.values() if ticket.env in envs]
+        failed = [ticket for ticket in settled if ticket.error is not None]
+        chosen = failed or settled[:most]
+        for ticket in chosen:
+            del self._settled[ticket.env], self._sent[ticket.env]
+            self._pool.release(ticket.lease)
+        if failed:
+            _raise(failed)
+        return chosen
+
+    async def close(self) -> None:
+        """Wait for the tasks, which end when the pool is closed."""
+        tasks = [ticket.task for ticket in self._sent.values() if ticket.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def _raise(failed: Sequence[Ticket]) -> None:
+    """Raise the error of the lowest env; it mentions the others. The end of a worker is one error for all its envs."""
+    distinct: dict[str, tuple[int, Any]] = {}
+    for ticket in sorted(failed, key=lambda ticket: ticket.env):
+        error = ticket.error
+        name = str(error) if isinstance(error, WorkerError) else f"env {ticket.env}"
+        distinct.setdefault(name, (ticket.env, error))
+    if len(distinct) == 1:
+        raise next(iter(distinct.values()))[1]
+    Outcome(failures=dict(distinct.values())).raise_failure()

@@ -1,0 +1,210 @@
+"""Steps of many envs: of all at once, or of whoever is ready first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase
+
+from aioenvs.batched.calls import AsyncCalls
+from aioenvs.batched.outbox import Ticket
+from aioenvs.batched.requests import check_next, check_size, check_unlocked, named_envs, step_rows
+from aioenvs.batched.signature import Signature
+from aioenvs.engine.host import Outcome
+from aioenvs.errors import AioEnvsError
+
+__all__ = ["AsyncSteps"]
+
+
+class AsyncSteps(AsyncCalls):
+    """Steps of the envs, as coroutines."""
+
+    step_dims = 1  # a mask of a step tells whole envs apart
+    copies_results = True
+
+    async def step(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> TensorDictBase:
+        """Take one step in all envs, or in those that a mask names.
+
+        Cancelling it, or running into its time, leaves the envs that still work on it *draining*: the next request for
+        them waits until they have answered, and that answer is dropped.
+
+        Args:
+            tensordict: Of shape `batch_size`, with the actions, and with the states if the envs have any. If it holds
+                `_step` (bool, `(N,)`, or of the batch size, or shaped like `done`), only those envs step; in the others
+                `next` repeats the root's observations and flags, and the reward is 0. The mask stays where it is,
+                unless it selects nobody.
+            timeout: Seconds that it may take, besides the time to build envs anew; None for `step_timeout`.
+
+        Returns:
+            The same `tensordict`, with `next`: observations, `reward` `(*batch_size, 1)` float32, `done`, `terminated`
+            and `truncated` `(*batch_size, 1)` bool, or whatever the specs say.
+
+        Raises:
+            RuntimeError: If `tensordict` has the wrong size.
+            SpecMismatchError: If an action is missing, or its shape, dtype or device does not fit its spec, or an
+                integer for a Gymnasium space is out of range. No env was stepped then.
+            ConcurrencyError: If an env is busy with another request.
+            WorkerDiedError: If a worker died; the others' envs remain usable.
+            WorkerTimeoutError: If it takes too long. The others have stepped.
+            Exception: Whatever an env raised, with the worker's traceback as a note, and with the indices of all envs
+                that failed as `env_index`. The others have stepped; those that failed need a reset.
+        """
+        await self._advance(tensordict, maybe_reset=False, timeout=timeout)
+        return tensordict
+
+    async def step_and_maybe_reset(
+        self, tensordict: TensorDictBase, *, timeout: float | None = None
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """Take one step, and reset the envs whose episode ended, in the same round trip.
+
+        Args, errors and cancelling are those of `step`.
+
+        Returns:
+            `tensordict` with `next`, which holds the true final observations, and the root for the next step.
+        """
+        root = await self._advance(tensordict, maybe_reset=True, timeout=timeout)
+        assert root is not None
+        return tensordict, root
+
+    async def _advance(self, td: TensorDictBase, *, maybe_reset: bool, timeout: float | None) -> TensorDictBase | None:
+        """Step, put the outcome under `next`, and return the root for the next step."""
+        scope = self._running_scope or await self._scope()
+        pool, exchange = scope.pool, scope.exchange
+        check_size(td, scope.signature.batch_size)
+        entries = _entries(td, scope.signature)
+        check_unlocked(td)
+        check_next(entries)
+        rows = step_rows(entries.get("_step"), td.batch_size)
+        chosen = scope.select(rows)
+        inputs = exchange.check_inputs(td, entries, rows) if chosen.indices else {}
+        if rows is not None:
+            exchange.check_root(td)
+        lease = await pool.hold(chosen, "step_and_maybe_reset" if maybe_reset else "step", timeout=timeout)
+        try:
+            known = exchange.latest() if pool.restarts else None
+            outcome = Outcome()
+            if chosen.indices:
+                loose = exchange.write_inputs(inputs, rows)  # type: ignore[arg-type]
+                outcome = await pool.step(lease, loose, maybe_reset=maybe_reset)
+            following, root = scope.read_step(rows, outcome, known, maybe_reset=maybe_reset)
+        finally:
+            pool.release(lease)
+        outcome.raise_failure()
+        if not chosen.indices:
+            td.pop("_step")
+        if rows is not None:
+            following = scope.results.keep_others(td, rows, following)
+            root = scope.results.keep_others(td, rows, root) if root is not None else None
+        return scope.results.after_step(td, entries, following, root)
+
+    # -- first ready ------------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> tuple[int, ...]:
+        """The envs that were sent a step which was not received yet, in the order in which they were sent."""
+        scope = self._running_scope
+        return () if scope is None else scope.whole.outbox.outstanding(scope.everything.envs)
+
+    def send(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> None:
+        """Let some envs take a step, and begin a new episode where one ends; `recv` has what comes of it.
+
+        The envs are at work when it returns, each for itself: of envs that share a process, each is answered for as
+        soon as it is done. Until what came of its step was received, an env is busy.
+
+        Args:
+            tensordict: Of shape `(k, *bs)`, as for `step`, with `env_index` (integers, `(k,)`, counted within the whole
+                batch, also for a view): which envs are meant. Without it, all are, in order. A copy is kept.
+            timeout: Seconds that each env may take, None for `step_timeout`; `recv` then raises for it.
+
+        Raises:
+            AioEnvsError: If the envs were not started yet.
+            RuntimeError: If `tensordict` has another size than envs are named.
+            ValueError: If `env_index` names an env twice, or one that is not there; or if there is a `_step`.
+            SpecMismatchError: If an action is missing, or does not fit.
+            ConcurrencyError: If an env is busy. No env was sent anything then, as in all cases before.
+            WorkerDiedError: If the worker of one died.
+        """
+        scope = self._running_scope
+        if scope is None:
+            raise AioEnvsError(f"{self!r} is not running, so no env can be sent a step: reset() comes first")
+        whole = scope.whole
+        envs = named_envs(tensordict, scope.envs.tolist())
+        sent = whole.scope(envs)
+        check_size(tensordict, sent.signature.batch_size)
+        if tensordict.get("_step", None) is not None:
+            raise ValueError(
+                "send() steps the envs that 'env_index' names; found a mask at '_step' besides, take it out"
+            )
+        entries = _entries(tensordict, sent.signature)
+        check_next(entries)
+        inputs: Any = sent.exchange.check_inputs(tensordict, entries, None)
+        kept = tensordict.clone()
+        pool = whole.pool
+        lease = pool.acquire(sent.everything, "send (until it is received)", timeout=timeout)
+        tickets, shares = [], []
+        for row, env in enumerate(envs):
+            alone = whole.scope((env,))
+            tickets.append(Ticket(env, alone, lease._replace(selection=alone.everything, command="send"), kept, row))
+            shares.append(sent.exchange.share(inputs, row))
+        whole.outbox.send(lease, tickets, shares)
+
+    async def recv(
+        self, min_get: int = 1, max_get: int | None = None, timeout: float | None = None
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """What came of the steps that envs were sent, of whoever is ready first.
+
+        Cancelling it, or running into its time, loses nothing: all that has come, and what will, can still be received.
+
+        Args:
+            min_get: Wait until there are so many.
+            max_get: Take at most so many, those that came first; None for all there are.
+            timeout: Seconds that it may take; None for as long as it likes.
+
+        Returns:
+            As for `step_and_maybe_reset`, one row for each env, in the order in which they answered; both have
+            `env_index`, int64 of the batch size. The second is what the policy goes on with, and then `send`.
+
+        Raises:
+            AioEnvsError: If the envs are not running.
+            ValueError: If fewer than `min_get` steps are outstanding.
+            ConcurrencyError: If another `recv` waits for some of the same envs.
+            WorkerTimeoutError: If there are not enough in time; or if an env exceeded the time of its step, in which
+                case it is *draining* and can be sent the next one.
+            WorkerDiedError: If the worker of an env died.
+            Exception: Whatever an env raised; it needs a reset. Of a step that failed this is all that there is to be
+                received; what came of the others can be received afterwards.
+        """
+        scope = self._running_scope
+        if scope is None:
+            raise AioEnvsError(f"{self!r} is not running, so there is nothing to receive")
+        tickets = await scope.whole.outbox.receive(scope.everything.envs, min_get, max_get, timeout)
+        envs = [ticket.env for ticket in tickets]
+        look = scope.whole.look(envs)
+        results, batch_size = look.results, look.signature.batch_size
+        td = _gathered(tickets)
+        index = torch.tensor(envs).reshape(-1, *[1] * (len(batch_size) - 1)).expand(batch_size)
+        td.set("env_index", index.contiguous())
+        following, root = (
+            results.joined(values) for values in ([t.following for t in tickets], [t.root for t in tickets])
+        )
+        after = results.after_step(td, _entries(td, look.signature), following, root)
+        assert after is not None
+        return td, after
+
+
+def _gathered(tickets: Sequence[Ticket]) -> TensorDictBase:
+    """What the envs were sent."""
+    first = tickets[0].sent
+    if all(ticket.sent is first for ticket in tickets):
+        td: TensorDictBase = first[torch.tensor([ticket.row for ticket in tickets])]
+        return td
+    return LazyStackedTensorDict.maybe_dense_stack([ticket.sent[ticket.row] for ticket in tickets])
+
+
+def _entries(td: TensorDictBase, signature: Signature) -> dict[str, Any]:
+    """What a step has to know of what it was given; of a lazy stack not every entry can be had as a whole."""
+    if not signature.is_lazy:
+        return dict(td.items())
+    return {name: value for name in ("next", "_step") if (value := td.get(name, None)) is not None}
