@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aioenvs import envs, errors, specs, testing
+    from aioenvs.anything import Anything
     from aioenvs.batched.aio import AsyncParallelEnv, AsyncSerialEnv
     from aioenvs.batched.sync import ParallelEnv, SerialEnv
     from aioenvs.envs.base import EnvBase
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Anything",
     "AsyncParallelEnv",
     "AsyncSerialEnv",
     "EnvBase",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Anything": "aioenvs.anything",
     "AsyncParallelEnv": "aioenvs.batched.aio",
     "AsyncSerialEnv": "aioenvs.batched.aio",
     "EnvBase": "aioenvs.envs.base",

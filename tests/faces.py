@@ -99,6 +99,8 @@ class Face:
 
     async def call(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the envs, whether it is a coroutine function or not."""
+        if self.is_async and not inspect.iscoroutinefunction(method):
+            return method(*args, **kwargs)
         return await call(method, *args, **kwargs)
 
     def make(self, num_workers: int, create_env_fn: Any, **options: Any) -> Any:

@@ -15,6 +15,7 @@ from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.pool import Lease, Pool, Selection, Steps, closed_meanwhile
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import here
+from aioenvs.errors import AioEnvsError
 
 __all__ = ["InlinePool"]
 
@@ -53,9 +54,14 @@ class InlinePool(Pool):
             self._host.close()
             raise
 
+    def check_home(self, command: str) -> None:
+        if self.suspends and asyncio._get_running_loop() is None:
+            raise AioEnvsError(f"{command}: no event loop runs here; call it from a coroutine, or use SerialEnv")
+
     def acquire(
         self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
     ) -> Lease:
+        self.check_home(command)
         self.slots.acquire(selection.envs, command)
         return Lease(selection, command, waits=self.suspends)
 
