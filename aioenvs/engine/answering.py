@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from aioenvs.engine.adapters import Call, ResetArguments
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.pool import Pool, Selection, Timeouts, closed_meanwhile, outlast
+from aioenvs.engine.pool import Pool, Selection, Timeouts, closed_meanwhile, outlast, wrong_loop
 from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.spaces import Objects
-from aioenvs.errors import AioEnvsError, WorkerTimeoutError, describe_envs
+from aioenvs.errors import WorkerTimeoutError, describe_envs
 
 __all__ = ["AnsweringPool", "all_or_none"]
 
@@ -55,10 +55,7 @@ class AnsweringPool(Pool):
 
     async def hold(self, selection: Selection, command: str, *, replacing: bool = False) -> None:
         if (asyncio.get_running_loop() is not self._loop or os.getpid() != self._owner) and not self.slots.closed:
-            raise AioEnvsError(
-                f"{command}: these envs belong to the event loop and process that started them, and this is another "
-                "one; make envs of its own for each, or close these there first"
-            )
+            raise wrong_loop(command)
         if replacing:
             await self._caught_up()
         replacing = replacing or self.restarts

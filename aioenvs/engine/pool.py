@@ -14,9 +14,9 @@ from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import EnvMetadata, Family, form_families, interned
 from aioenvs.engine.slots import Slots
 from aioenvs.engine.spaces import Objects
-from aioenvs.errors import ClosedError, describe_envs
+from aioenvs.errors import AioEnvsError, ClosedError, describe_envs
 
-__all__ = ["Pool", "Selection", "StepTimes", "Timeouts", "closed_meanwhile", "outlast"]
+__all__ = ["Pool", "Selection", "StepTimes", "Timeouts", "closed_meanwhile", "outlast", "wrong_loop"]
 
 MAX_SELECTIONS = 1024  # how many are remembered
 
@@ -77,6 +77,8 @@ class Pool(ABC):
         metadata: What each env says of itself; known once started.
         families: Envs of one structure each, and where their values lie; known once started.
         arrays: For each family its arrays `(envs of the family, *shape)` by region and key; known once started.
+        has_coroutines: Whether some envs of each worker do, so that cancelling a request cancels these; known once
+            started.
         restarts: Whether envs whose worker died are built anew and reset of themselves.
         replaced: How often each worker was replaced.
         times: How long each worker took to step its envs.
@@ -87,6 +89,7 @@ class Pool(ABC):
     metadata: tuple[EnvMetadata, ...]
     families: tuple[Family, ...]
     arrays: tuple[dict[str, Arrays], ...]
+    has_coroutines: tuple[bool, ...]
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
         self.groups = tuple(tuple(group) for group in groups)
@@ -124,6 +127,7 @@ class Pool(ABC):
     def _lay_out(self, metadata: Iterable[EnvMetadata], allocate: Callable[[int], Any]) -> Any:
         """Work out where everything lies, in a buffer of the size that it takes."""
         self.metadata = tuple(interned(metadata))
+        self.has_coroutines = tuple(any(self.metadata[env].has_coroutines for env in group) for group in self.groups)
         self.families = form_families(self.metadata)
         buffer = allocate(self.families[-1].layout.end)
         self.arrays = tuple(family.layout.arrays(buffer) for family in self.families)
@@ -198,8 +202,16 @@ def closed_meanwhile(envs: Collection[int]) -> ClosedError:
     return ClosedError(f"{describe_envs(tuple(envs))} were closed while a request waited for them")
 
 
-async def outlast(task: asyncio.Task[Any], hurry: Callable[[], None] | None = None) -> None:
-    """Wait for the end of a task, and only then be cancelled.
+def wrong_loop(command: str) -> AioEnvsError:
+    """What a request gets in an event loop other than that of its envs, or in a fork."""
+    return AioEnvsError(
+        f"{command}: these envs belong to the event loop and process that started them, and this is another one; make "
+        "envs of its own for each, or close these there first"
+    )
+
+
+async def outlast(task: asyncio.Future[Any], hurry: Callable[[], None] | None = None) -> None:
+    """Wait for the end of a task, or another future, and only then be cancelled.
 
     Args:
         task: Whose result or exception stays with it.

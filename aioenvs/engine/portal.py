@@ -9,15 +9,18 @@ import functools
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+import types
+from collections.abc import Callable, Coroutine, Generator
 from types import FrameType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from aioenvs.errors import AioEnvsError, ConcurrencyError
 
-__all__ = ["Immediate", "LoopPortal", "Portal"]
+__all__ = ["Immediate", "LoopPortal", "Portal", "loop_wanted"]
 
 T = TypeVar("T")
+
+LOOP = object()  # what `loop_wanted` yields
 
 
 class Portal(Protocol):
@@ -34,17 +37,37 @@ class Portal(Protocol):
         """Give back what the portal holds."""
 
 
-class Immediate:
-    """For coroutines that never suspend, since nothing they do can wait: no loop is needed."""
+@types.coroutine
+def loop_wanted() -> Generator[Any, None, None]:
+    """Have the rest of a coroutine, which an `Immediate` has begun, run on a loop."""
+    yield LOOP
 
-    foreign = False
+
+class Immediate:
+    """For coroutines that never suspend, since nothing they do can wait: no loop is needed.
+
+    The first that asks for one (`loop_wanted`) gets it nevertheless, and so do all that come later.
+    """
+
+    def __init__(self) -> None:
+        self._portal: LoopPortal | None = None
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it has a loop that belongs to another process, of which this is a fork."""
+        return self._portal is not None and self._portal.foreign
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._portal is not None:
+            return self._portal.run(coroutine)
         try:
-            coroutine.send(None)
+            wanted = coroutine.send(None)
         except StopIteration as stop:
             result: T = stop.value
             return result
+        if wanted is LOOP:
+            self._portal = LoopPortal()
+            return self._portal.run(_rest(coroutine))
         coroutine.close()
         raise TypeError(
             "these envs run without an event loop, so nothing that they are given may wait for one, such as a policy "
@@ -52,7 +75,31 @@ class Immediate:
         )
 
     def close(self) -> None:
-        pass
+        if self._portal is not None:
+            self._portal.close()
+
+
+async def _rest(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What is left of a coroutine that was begun elsewhere, where it cannot be awaited."""
+    return await _forwarded(coroutine)
+
+
+@types.coroutine
+def _forwarded(coroutine: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+    resume = functools.partial(coroutine.send, None)
+    while True:
+        try:
+            awaited = resume()
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        try:
+            resume = functools.partial(coroutine.send, (yield awaited))
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:
+            resume = functools.partial(coroutine.throw, error)
 
 
 class LoopPortal:

@@ -127,7 +127,12 @@ class RestartingPool(WorkerPool):
 
     async def _replies(self, asked: Sequence[asyncio.Future[Any]], selection: Selection, opcode: Opcode) -> list[Any]:
         """The replies of those that lived; the others are restarted when this returns."""
-        await asyncio.wait(asked, timeout=self._timeouts.step)
+        try:
+            await asyncio.wait(asked, timeout=self._timeouts.step)
+        except asyncio.CancelledError:
+            for reply in asked:
+                reply.cancel()
+            raise
         parts = zip(selection.parts, asked, strict=True)
         self._kill_late([index for (index, _, _), reply in parts if not reply.done()], opcode.name.lower())
         replies = await asyncio.gather(*asked, return_exceptions=True)
