@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from aioenvs.engine.adapters import EnvAdapter
@@ -19,10 +17,8 @@ from aioenvs.engine.protocol import STEPS, Opcode
 __all__ = ["PATIENCE", "Batch", "ConcurrentHost", "run_to_end"]
 
 T = TypeVar("T")
-Turns = AbstractAsyncContextManager[Any]
 
 PATIENCE = 1.0  # seconds that cancelled coroutines get to end where nobody else sees to it that they do
-UNLIMITED: Turns = contextlib.nullcontext()
 PLAYED = STEPS | {Opcode.RESET}
 
 
@@ -36,7 +32,7 @@ class Batch:
         command: Its name.
         plan: What each does.
         envs: Their indices and adapters.
-        turns: Entered by each while it is at work.
+        turns: Limits how many are at work at once.
         fatal: Exceptions that are no env's own business, and end the command.
         on_fatal: Called with the first of these, before the other envs have ended.
 
@@ -50,7 +46,7 @@ class Batch:
         command: str,
         plan: Plan,
         envs: Sequence[tuple[int, EnvAdapter]],
-        turns: Turns = UNLIMITED,
+        turns: asyncio.Semaphore | None = None,
         fatal: tuple[type[BaseException], ...] = (),
         on_fatal: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
@@ -67,7 +63,7 @@ class Batch:
         self._tasks: dict[asyncio.Task[None], int] = {}
         self._plain: list[tuple[int, EnvAdapter]] = []
         for env, adapter in envs:
-            if adapter.metadata.has_coroutines or turns is not UNLIMITED:
+            if adapter.metadata.has_coroutines or turns is not None:
                 task = loop.create_task(self._work(env, adapter))
                 task.add_done_callback(self._task_ended)
                 self._tasks[task] = env
@@ -101,10 +97,15 @@ class Batch:
 
     async def _work(self, env: int, adapter: EnvAdapter) -> None:
         try:
-            async with self._turns:
+            if self._turns is not None:
+                await self._turns.acquire()
+            try:
                 result = self._plan.action(env, adapter)
                 if inspect.iscoroutine(result):
                     result = await result
+            finally:
+                if self._turns is not None:
+                    self._turns.release()
             if result is not False:
                 self._results[env] = result
         except BaseException as error:
@@ -157,7 +158,7 @@ class ConcurrentHost:
     ) -> None:
         self._host = host
         self._on_fatal = on_fatal
-        self._turns: Turns = UNLIMITED if max_concurrency is None else asyncio.Semaphore(max_concurrency)
+        self._turns = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
         self._batches: set[Batch] = set()
         self._closing: list[asyncio.Future[None]] = []
 
@@ -169,7 +170,7 @@ class ConcurrentHost:
         """
         host = self._host
         plan, envs = host.plan(opcode, positions, values or {}), host.select(positions)
-        turns = self._turns if opcode in PLAYED else UNLIMITED
+        turns = self._turns if opcode in PLAYED else None
         batch = Batch(opcode.name.lower(), plan, envs, turns, host.fatal, self._on_fatal)
         self._batches.add(batch)
         batch.ended.add_done_callback(lambda _: self._batches.discard(batch))

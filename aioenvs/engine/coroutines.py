@@ -37,7 +37,9 @@ class CoroutineAdapter(GymRows):
 
     async def step(self, maybe_reset: bool) -> bool:
         result = self.env.step(self._before_step())
-        done = self._after_step(result if type(result) is tuple else await _outcome(result))
+        if inspect.isawaitable(result):
+            result = await result
+        done = self._after_step(result)
         if done and maybe_reset:
             await self._begin({})
         return done
