@@ -97,7 +97,7 @@ class _Server(asyncio.Protocol):
 
     def _ended(self, frame: Frame, batch: Batch, _: asyncio.Future[None]) -> None:
         del self._batches[frame.sequence]
-        if batch.fatal_error is None:
+        if not self.told.done():  # else nobody waits for what was cancelled because of that
             self._answer(self._worker.reply(frame, batch.outcome))
 
     def _answer(self, frame: Frame) -> None:

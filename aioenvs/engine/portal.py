@@ -212,11 +212,23 @@ class _Errand(Generic[T]):
         self._loop = loop
         self._coroutine = coroutine
         self._context = contextvars.copy_context()
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Task[T | None] | None = None
+        self._exit: BaseException | None = None
 
     def begin(self) -> None:
-        self._task = self._loop.create_task(self._coroutine, context=self._context)
-        self._task.add_done_callback(lambda _: self.ended.set())
+        self._task = self._loop.create_task(self._contained(), context=self._context)
+        self._task.add_done_callback(self._end)
+
+    def _end(self, _: asyncio.Task[T | None]) -> None:
+        self._coroutine.close()  # where it was cancelled before its first turn
+        self.ended.set()
+
+    async def _contained(self) -> T | None:
+        try:
+            return await self._coroutine
+        except (SystemExit, KeyboardInterrupt) as error:  # which would end the loop
+            self._exit = error
+            return None
 
     def cancel(self) -> None:
         if self._task is not None:
@@ -227,7 +239,10 @@ class _Errand(Generic[T]):
 
     def result(self) -> T:
         assert self._task is not None
-        return self._task.result()
+        result = self._task.result()
+        if self._exit is not None:
+            raise self._exit
+        return result  # type: ignore[return-value]
 
 
 class _Interrupts:

@@ -208,6 +208,8 @@ class HostThread:
 
     def _batch_ended(self, errand: Errand, batch: Batch, _: asyncio.Future[None]) -> None:
         del self._batches[errand.done]
+        if self._leaving:  # nobody waits for what was cancelled because of that
+            return
         outcome, error = None, None
         try:
             outcome = batch.outcome().located(batch.command)
