@@ -18,7 +18,10 @@ import pytest
 from failing_envs import Gate
 from processes import still_alive
 
+import aioenvs
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+PATHS = (Path(__file__).parent, Path(aioenvs.__file__).parent.parent)  # of what is here, and of the aioenvs under test
 PROLOGUE = """
 import asyncio, sys
 import failing_envs as faults
@@ -54,7 +57,7 @@ class Script:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env={**os.environ, name: value, "PYTHONPATH": str(Path(__file__).parent)},
+                env={**os.environ, name: value, "PYTHONPATH": os.pathsep.join(map(str, PATHS))},
                 start_new_session=True,
             )
 

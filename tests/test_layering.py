@@ -73,6 +73,8 @@ ASYNCIO = {
     for name in (
         "answering",
         "channel",
+        "concurrency",
+        "concurrent_worker",
         "inline",
         "pool",
         "portal",

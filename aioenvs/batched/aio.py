@@ -36,8 +36,10 @@ class AsyncParallelEnv(AsyncBatchedEnv):
 
     Args:
         num_workers: How many envs.
-        create_env_fn: What makes an env: a Gymnasium id, an `EnvSpec`, or a callable that returns a `gymnasium.Env`
-            or an `EnvBase` (lambdas and local functions too); or a list with one of these for each env.
+        create_env_fn: What makes an env: a Gymnasium id, an `EnvSpec`, or a callable that returns a `gymnasium.Env`,
+            an `EnvBase` or a coroutine env (lambdas and local functions too); or a list with one of these for each
+            env. A coroutine env has Gymnasium's spaces and signatures, and a `reset` or `step` that is an `async def`;
+            those of one process step at the same time, on an event loop.
         create_env_kwargs: Keyword arguments for the callable or for `gymnasium.make`: a dict, or one for each env.
         num_processes: How many processes host the envs, each an equal share; as many as there are cores, at most one
             per env, if None. Envs that wait rather than compute want one process each. With threads: how many of
@@ -74,7 +76,9 @@ class AsyncParallelEnv(AsyncBatchedEnv):
         step_timeout: Seconds that a command may take, None for as long as it likes.
         start_timeout: Seconds that a worker may take to build its envs.
         close_timeout: Seconds that the envs may take to close, before their processes are killed.
-        shutdown_timeout: The same, by TorchRL's name; it prevails.
+        max_concurrency: How many envs of a process or thread may be inside `reset` or `step` at once, if there are
+            coroutine envs among them; None for all. Other envs are there one after the other in any case.
+        shutdown_timeout: The same, by TorchRL's name, as `close_timeout`; it prevails.
         non_blocking: Accepted and without effect: what is returned is there. So is `daemon`: workers end with this
             process in any case.
         daemon: See `non_blocking`.
@@ -119,6 +123,7 @@ class AsyncParallelEnv(AsyncBatchedEnv):
         step_timeout: float | None = None,
         start_timeout: float | None = 60.0,
         close_timeout: float = 5.0,
+        max_concurrency: int | None = None,
         shutdown_timeout: float | None = None,
         non_blocking: bool = False,
         daemon: bool = False,
@@ -142,12 +147,13 @@ class AsyncParallelEnv(AsyncBatchedEnv):
             allow_step_when_done=allow_step_when_done,
             on_worker_death=on_worker_death,
             max_restarts=max_restarts,
+            max_concurrency=max_concurrency,
         )
         super().__init__(config, device)
 
 
 class AsyncSerialEnv(AsyncBatchedEnv):
-    """The same envs without processes, one after the other in the event loop's thread.
+    """The same envs without processes, one after the other in the event loop's thread; coroutine envs at the same time.
 
     For envs that are quicker than a message to another process, for debugging, for gradients through the envs, and as
     the reference for results. Its coroutines never wait for anything but the envs.
@@ -168,6 +174,7 @@ class AsyncSerialEnv(AsyncBatchedEnv):
         num_sub_threads: See `shared_memory`.
         serial_for_single: See `shared_memory`.
         allow_step_when_done: As for `AsyncParallelEnv`.
+        max_concurrency: How many coroutine envs may be inside `reset` or `step` at once; None for all.
         shutdown_timeout: See `shared_memory`.
         non_blocking: See `shared_memory`.
         daemon: See `shared_memory`.
@@ -196,6 +203,7 @@ class AsyncSerialEnv(AsyncBatchedEnv):
         num_sub_threads: int = 1,
         serial_for_single: bool = False,
         allow_step_when_done: bool = False,
+        max_concurrency: int | None = None,
         shutdown_timeout: float | None = None,
         non_blocking: bool = False,
         daemon: bool = False,
@@ -212,5 +220,6 @@ class AsyncSerialEnv(AsyncBatchedEnv):
             num_threads=num_threads,
             num_sub_threads=num_sub_threads,
             allow_step_when_done=allow_step_when_done,
+            max_concurrency=max_concurrency,
         )
         super().__init__(config, device)

@@ -40,6 +40,8 @@ class BatchConfig:
         num_threads: Threads of torch in this process while the envs are open; None to leave them alone.
         num_sub_threads: Threads of torch in each worker.
         max_restarts: How often a worker that died is restarted unasked; None for never.
+        max_concurrency: How many envs of a process or thread may be inside a reset or step at once, if they have
+            coroutines; None for all.
     """
 
     factories: tuple[Any, ...]
@@ -54,6 +56,7 @@ class BatchConfig:
     num_threads: int | None = None
     num_sub_threads: int = 1
     max_restarts: int | None = None
+    max_concurrency: int | None = None
 
     @classmethod
     def of(
@@ -82,7 +85,7 @@ class BatchConfig:
             NotImplementedError: For worker processes on Windows.
         """
         _check_count("num_workers", num_workers)
-        for name in ("num_threads", "num_sub_threads"):
+        for name in ("num_threads", "num_sub_threads", "max_concurrency"):
             if options.get(name) is not None:
                 _check_count(name, options[name])
         if allow_step_when_done:
@@ -121,6 +124,7 @@ class BatchConfig:
             num_threads=self.num_sub_threads,
             by_reference=self.use_buffers is False,
             on_disk=self.on_disk,
+            max_concurrency=self.max_concurrency,
             at_once=STARTS_PER_CORE * available_cores() if self.start_method == "spawn" else None,
         )
 

@@ -138,9 +138,17 @@ class AsyncBatchedEnv(AsyncEnvs):
     def _make_pool(self) -> Pool:
         config = self._config
         if config.backend == "serial":
-            return InlinePool(config.factories, config.kwargs, yields=self._yields)
+            return InlinePool(
+                config.factories, config.kwargs, yields=self._yields, max_concurrency=config.max_concurrency
+            )
         if config.backend == "thread":
-            return ThreadPool(config.groups, config.factories, config.kwargs, timeouts=config.timeouts)
+            return ThreadPool(
+                config.groups,
+                config.factories,
+                config.kwargs,
+                timeouts=config.timeouts,
+                max_concurrency=config.max_concurrency,
+            )
         from aioenvs.engine.restarting import RestartingPool  # these need what Windows does not have
         from aioenvs.engine.workers import WorkerPool
 

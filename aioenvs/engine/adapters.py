@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -27,12 +27,23 @@ from aioenvs.engine.spaces import Objects, Reader, SpaceLeaf, Writer, flatten, o
 from aioenvs.engine.streams import Generators, TrialStreams
 from aioenvs.errors import ResetNeededError, SpecMismatchError
 
-__all__ = ["Attribute", "Call", "EnvAdapter", "GymAdapter", "Handling", "ResetArguments", "adapt", "build"]
+__all__ = [
+    "Attribute",
+    "Call",
+    "EnvAdapter",
+    "GymAdapter",
+    "GymRows",
+    "Handling",
+    "ResetArguments",
+    "adapt",
+    "build",
+]
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 ACTION: Key = ("action",)
 REWARD_KEY: Key = ("reward",)
+METHODS = ("reset", "step")
 DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
 
 
@@ -97,7 +108,10 @@ class Handling(NamedTuple):
 
 
 class EnvAdapter(Protocol):
-    """One env behind the worker's commands. Values go through the rows it was bound to."""
+    """One env behind the worker's commands. Values go through the rows it was bound to.
+
+    Where the metadata say that it has coroutines, its reset, step, perform and close return one.
+    """
 
     metadata: EnvMetadata
 
@@ -107,10 +121,10 @@ class EnvAdapter(Protocol):
     def seed(self, seed: int) -> None:
         """Use this seed at the next reset."""
 
-    def reset(self, arguments: ResetArguments) -> None:
+    def reset(self, arguments: ResetArguments) -> Coroutine[Any, Any, None] | None:
         """Begin an episode; the observation goes to the `root` region."""
 
-    def step(self, maybe_reset: bool) -> bool:
+    def step(self, maybe_reset: bool) -> Coroutine[Any, Any, bool] | bool:
         """Take one step with the stored input; the outcome goes to `next`.
 
         True at the end of an episode; with `maybe_reset` the next one has begun then, and is in `root`.
@@ -129,7 +143,7 @@ class EnvAdapter(Protocol):
             AttributeError: If the env has no such attribute.
         """
 
-    def close(self) -> None:
+    def close(self) -> Coroutine[Any, Any, None] | None:
         """Close the env."""
 
 
@@ -164,19 +178,25 @@ def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:
         raise TypeError(
             f"the factory of env {env_index} returned {found}; it must return an env, with methods reset and step"
         )
-    _refuse_coroutines(env, f"env {env_index}")
+    from aioenvs.engine.coroutines import CoroutineAdapter, has_coroutines, refuse_coroutines  # which need this module
+
     if hasattr(env, "output_spec") and hasattr(env, "input_spec"):
+        refuse_coroutines(env, env_index)
         adapter: EnvAdapter = importlib.import_module("aioenvs.envs.adapter").TensorDictAdapter(
             env, env_index, handling
         )
         return adapter
     if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
         raise TypeError(f"the factory of env {env_index} returned the vector env {env!r}; it must return a single env")
+    if has_coroutines(env):
+        return CoroutineAdapter(env, env_index)
     return GymAdapter(env, env_index, generators=handling.generators)
 
 
-class GymAdapter:
-    """Drives an env with Gymnasium's signatures: `reset(seed=, options=)` and a five-tuple from `step`.
+class GymRows:
+    """What goes into an env with Gymnasium's signatures and comes out of it, on its way from and to its rows.
+
+    Whoever calls the env itself does so between the two halves of a reset or a step.
 
     Args:
         env: The env.
@@ -214,52 +234,59 @@ class GymAdapter:
     def seed(self, seed: int) -> None:
         self._seed = seed
 
-    def reset(self, arguments: ResetArguments) -> None:
-        self._begin(received(dict(arguments.kwargs)))
-
-    def _begin(self, kwargs: Mapping[str, Any]) -> None:
+    def _before_reset(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the env's own reset gets."""
         self._in_episode = False
         if self._seed is not None and "seed" not in kwargs:
             kwargs = {**kwargs, "seed": self._seed}
         if kwargs.get("seed") is not None:
             self._trial.seed(kwargs["seed"])
             self._streams = self._trial.settled()
-        result = self.env.reset(**kwargs) if self._streams is None else self._streams.run(self.env.reset, **kwargs)
+        return kwargs
+
+    def _after_reset(self, result: Any) -> None:
+        """Take what the env's own reset returned."""
         if not isinstance(result, tuple) or len(result) != 2:
-            raise SpecMismatchError(f"{self._who}: reset must return (observation, info), found {result!r}")
+            raise self._bad_result("reset must return (observation, info)", result)
         self._write_root(result[0])
         self._where[self._row] = IN_ROOT
         self._seed = None
         self._in_episode = True
 
-    def step(self, maybe_reset: bool) -> bool:
+    def _before_step(self) -> Any:
+        """The action for the env's own step; whatever comes of that, the env is in no episode until it has come."""
         if not self._in_episode:
             raise ResetNeededError(f"{self._who} cannot step: it was not reset yet, or failed since; reset it first")
         self._in_episode = False
-        action = self._read_action()
-        result = self.env.step(action) if self._streams is None else self._streams.run(self.env.step, action)
-        if self._streams is self._trial:
-            self._streams = self._trial.settled()
+        return self._read_action()
+
+    def _after_step(self, result: Any) -> bool:
+        """Take what the env's own step returned; True at the end of the episode."""
         if not isinstance(result, tuple) or len(result) != 5:
-            raise SpecMismatchError(
-                f"{self._who}: step must return (observation, reward, terminated, truncated, info), found {result!r}"
-            )
+            raise self._bad_result("step must return (observation, reward, terminated, truncated, info)", result)
         observation, reward, terminated, truncated, _ = result
         row = self._row
         self._write_next(observation)
         self._reward[row] = reward if type(reward) is float and abs(reward) <= FLOAT32_MAX else self._scalar(reward)
-        self._terminated[row] = terminated = self._flag("terminated", terminated)
-        self._truncated[row] = truncated = self._flag("truncated", truncated)
+        if type(terminated) is not bool:
+            terminated = self._flag("terminated", terminated)
+        if type(truncated) is not bool:
+            truncated = self._flag("truncated", truncated)
+        self._terminated[row] = terminated
+        self._truncated[row] = truncated
         self._done[row] = done = terminated or truncated
         self._where[row] = IN_NEXT
         self._in_episode = True
-        if done and maybe_reset:
-            self._begin({})
         return done
 
+    def _bad_result(self, expected: str, result: Any) -> SpecMismatchError:
+        hint = ""
+        if inspect.iscoroutine(result):
+            result.close()
+            hint = "; to be awaited, it has to come from an async def of the env itself, not from within a wrapper"
+        return SpecMismatchError(f"{self._who}: {expected}, found {result!r}{hint}")
+
     def _flag(self, name: str, value: Any) -> bool:
-        if type(value) is bool:
-            return value
         if isinstance(value, np.bool_ | int) or (isinstance(value, np.ndarray) and value.size == 1):
             return bool(value)
         raise SpecMismatchError(f"{self._who}: expected a bool as {name}, found {value!r}")
@@ -283,22 +310,60 @@ class GymAdapter:
     def objects(self, region: str) -> Objects:
         return self._objects[region]
 
-    def perform(self, call: Call) -> Any:
-        kind, name, args, kwargs = call
+    def _find(self, call: Call) -> tuple[str, Any]:
+        """What a call is about, beyond setting: its kind, and the method or the value of the attribute."""
+        kind, name = call.kind, call.name
         if kind in ("state_dict", "load_state_dict"):
             if not hasattr(self.env, kind):
-                return {}  # a plain Gymnasium env keeps nothing for this
+                return "call", _keep_nothing  # as a plain Gymnasium env does
             kind, name = "call", kind
-        has_wrappers = hasattr(self.env, "get_wrapper_attr")
-        found = self.env.get_wrapper_attr(name) if has_wrappers else getattr(self.env, name)
+        return kind, self.env.get_wrapper_attr(name) if hasattr(self.env, "get_wrapper_attr") else getattr(
+            self.env, name
+        )
+
+    def _set(self, name: str, value: Any) -> Any:
+        """Set an attribute."""
+        if hasattr(self.env, "get_wrapper_attr"):
+            return self.env.set_wrapper_attr(name, value)
+        return setattr(self.env, name, value)
+
+
+class GymAdapter(GymRows):
+    """Drives an env with Gymnasium's signatures: `reset(seed=, options=)` and a five-tuple from `step`."""
+
+    def reset(self, arguments: ResetArguments) -> None:
+        self._begin(received(dict(arguments.kwargs)))
+
+    def _begin(self, kwargs: Mapping[str, Any]) -> None:
+        kwargs = self._before_reset(kwargs)
+        self._after_reset(
+            self.env.reset(**kwargs) if self._streams is None else self._streams.run(self.env.reset, **kwargs)
+        )
+
+    def step(self, maybe_reset: bool) -> bool:
+        action = self._before_step()
+        if self._streams is None:
+            result = self.env.step(action)
+        else:
+            result = self._streams.run(self.env.step, action)
+            if self._streams is self._trial:
+                self._streams = self._trial.settled()
+        done = self._after_step(result)
+        if done and maybe_reset:
+            self._begin({})
+        return done
+
+    def perform(self, call: Call) -> Any:
+        kind, found = self._find(call)
         if kind == "get":
             return Attribute(True) if callable(found) else Attribute(False, found)
         if kind == "call":
-            return found(*args, **kwargs) if self._streams is None else self._streams.run(found, *args, **kwargs)
-        if has_wrappers:
-            self.env.set_wrapper_attr(name, *args)
-        else:
-            setattr(self.env, name, *args)
+            return (
+                found(*call.args, **call.kwargs)
+                if self._streams is None
+                else self._streams.run(found, *call.args, **call.kwargs)
+            )
+        self._set(call.name, *call.args)
         return None
 
     def close(self) -> None:
@@ -306,13 +371,22 @@ class GymAdapter:
             self.env.close()
 
 
-def _refuse_coroutines(env: Any, who: str) -> None:
-    if inspect.iscoroutinefunction(env.reset) or inspect.iscoroutinefunction(env.step):
-        raise SpecMismatchError(f"{who} ({env!r}) has coroutine methods, which need a coroutine adapter")
+def _keep_nothing(*_: Any, **__: Any) -> dict[str, Any]:
+    """The state of a plain Gymnasium env."""
+    return {}
+
+
+def _refuse_generators(env: Any, who: str) -> None:
+    for name in METHODS:
+        method = getattr(env, name, None)
+        if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+            raise SpecMismatchError(
+                f"{name} of {who} ({env!r}) is a generator function, as it has a yield; it must return its result"
+            )
 
 
 def _describe(env: Any, who: str) -> EnvMetadata:
-    _refuse_coroutines(env, who)
+    _refuse_generators(env, who)
     name = str(env)
     for attribute in ("observation_space", "action_space"):
         space = getattr(env, attribute, None)

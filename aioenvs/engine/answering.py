@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 
 from aioenvs.engine.adapters import Call, ResetArguments
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.pool import Deadline, Lease, Pool, Selection, Steps, Timeouts, closed_meanwhile, outlast
+from aioenvs.engine.pool import Lease, Pool, Selection, Steps, Timeouts, closed_meanwhile, outlast, wrong_loop
 from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.spaces import Objects
-from aioenvs.errors import AioEnvsError, WorkerTimeoutError, describe_envs
 
 __all__ = ["AnsweringPool", "all_or_none"]
 
@@ -32,9 +31,8 @@ class AnsweringPool(Pool):
     """
 
     def __init__(self, groups: Sequence[Sequence[int]], timeouts: Timeouts) -> None:
-        super().__init__(groups)
+        super().__init__(groups, timeouts)
         self._owner = os.getpid()
-        self._timeouts = timeouts
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sent_at: dict[Collection[int], float] = {}  # steps that are under way
         self._drained: list[tuple[frozenset[int], asyncio.Future[None]]] = []
@@ -73,15 +71,7 @@ class AnsweringPool(Pool):
 
     def check_home(self, command: str) -> None:
         if (asyncio._get_running_loop() is not self._loop or os.getpid() != self._owner) and not self.slots.closed:
-            raise AioEnvsError(
-                f"{command}: these envs belong to the event loop and process that started them, and this is another "
-                "one; make envs of its own for each, or close these there first"
-            )
-
-    def _deadline(self, timeout: float | None) -> Deadline | None:
-        if timeout is not None:
-            return Deadline.after(timeout, "timeout")
-        return None if self._timeouts.step is None else Deadline.after(self._timeouts.step, "step_timeout")
+            raise wrong_loop(command)
 
     async def ready(self, lease: Lease) -> Lease:
         selection = lease.selection
@@ -93,7 +83,7 @@ class AnsweringPool(Pool):
             raise self.slots.error(min(broken))
         await self._revive(selection)
         deadline = lease.deadline
-        return lease if deadline is None else lease._replace(deadline=Deadline.after(deadline.seconds, deadline.name))
+        return lease if deadline is None else lease._replace(deadline=deadline.anew())
 
     async def _caught_up(self) -> None:
         """Let the loop notice what happened while it did not run, as between two calls of a sync face."""
@@ -181,38 +171,6 @@ class AnsweringPool(Pool):
     @abstractmethod
     def _merge(self, replies: Sequence[Any]) -> Outcome:
         """One outcome of all replies."""
-
-    async def _within(self, awaitable: Any, lease: Lease) -> Any:
-        """Wait for something until the deadline of a lease.
-
-        Raises:
-            WorkerTimeoutError: If it takes longer.
-        """
-        if lease.deadline is None:
-            return await awaitable
-        try:
-            async with asyncio.timeout_at(lease.deadline.when) as scope:
-                return await awaitable
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            envs = lease.selection.envs
-            late = self.slots.unanswered(envs) or envs
-            raise self._late(tuple(sorted(late)), lease.command, lease.deadline) from None
-
-    def _late(self, envs: tuple[int, ...], command: str, deadline: Deadline) -> WorkerTimeoutError:
-        pids = self._pids_of(envs)
-        where = f" (pid {', '.join(map(str, pids))})" if pids else ""
-        return WorkerTimeoutError(
-            f"{describe_envs(envs)}{where} did not answer {command} within {deadline}; "
-            "the late reply will be dropped, and the next request for it waits until it has come",
-            env_index=envs,
-            pid=pids[0] if pids else None,
-        )
-
-    def _pids_of(self, envs: Collection[int]) -> list[int | None]:
-        """Process ids of the workers of these envs, where they have any."""
-        return []
 
     def _answered(self, envs: Collection[int]) -> None:
         """A reply for these envs came in, whoever awaits it."""

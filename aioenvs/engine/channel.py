@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Collection, Sequence
 
 from aioenvs.engine.protocol import Decoder, Frame, Opcode, encode, next_sequence
@@ -39,11 +40,24 @@ class Channel(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def request(
-        self, opcode: Opcode, envs: Collection[int], positions: Sequence[int] = (), body: bytes = b""
+        self,
+        opcode: Opcode,
+        envs: Collection[int],
+        positions: Sequence[int] = (),
+        body: bytes = b"",
+        *,
+        cancels: bool = False,
     ) -> asyncio.Future[Frame]:
         """Send a request and return the future of its reply.
 
         Cancelling the future abandons the request: its reply will be dropped when it comes.
+
+        Args:
+            opcode: What to do.
+            envs: Those of which the reply will be an answer.
+            positions: Which of the worker's envs are to do it; none for all.
+            body: What they need for it.
+            cancels: Whether the worker is told when the request is abandoned, as it can cancel what it does.
 
         Raises:
             ProtocolError: If the body is too large.
@@ -56,10 +70,17 @@ class Channel(asyncio.Protocol):
         self._sequence = sequence
         future: asyncio.Future[Frame] = self._loop.create_future()
         self._pending[sequence] = future, envs
+        if cancels:
+            future.add_done_callback(functools.partial(self._give_up, sequence))
         assert self._transport is not None, "a request before the pipe was connected"
         if not self._transport.is_closing():
             self._transport.write(data)
         return future
+
+    def _give_up(self, sequence: int, future: asyncio.Future[Frame]) -> None:
+        if future.cancelled() and sequence in self._pending and self.connected:
+            assert self._transport is not None
+            self._transport.write(encode(Frame(Opcode.CANCEL, sequence, self._generation)))
 
     def fail(self, error: AioEnvsError) -> None:
         """The worker is gone: everything that is awaited, or will be asked, gets this error."""

@@ -6,9 +6,9 @@ import contextlib
 import dataclasses
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from aioenvs.engine.adapters import Attribute, Call, EnvAdapter, Handling, ResetArguments, build
 from aioenvs.engine.copying import UnsendableError, received
@@ -18,7 +18,7 @@ from aioenvs.engine.metadata import NEXT, ROOT, EnvMetadata
 from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.spaces import Objects
 
-__all__ = ["EnvHost", "Outcome"]
+__all__ = ["EnvHost", "Outcome", "Plan"]
 
 
 @dataclass
@@ -89,6 +89,19 @@ class Outcome:
         raise error
 
 
+class Plan(NamedTuple):
+    """What a command comes to.
+
+    Attributes:
+        action: Called with the index and the adapter of each env; a coroutine comes out where the env has some.
+        finish: Makes the outcome, from one that has the failures, and what came out for each other env where that
+            is not False.
+    """
+
+    action: Callable[[int, EnvAdapter], Any]
+    finish: Callable[[Outcome, dict[int, Any]], Outcome]
+
+
 class EnvHost:
     """Owns a run of envs and executes commands on them, one env after the other.
 
@@ -99,12 +112,16 @@ class EnvHost:
     Args:
         fatal: Exceptions that are no env's own business and end a command at once.
         handling: How the envs are driven.
+
+    Attributes:
+        has_coroutines: Whether some of them do, so that an event loop must execute the commands (`ConcurrentHost`).
     """
 
     def __init__(
         self, fatal: tuple[type[BaseException], ...] = (SystemExit,), handling: Handling | None = None
     ) -> None:
-        self._fatal = fatal
+        self.fatal = fatal
+        self.has_coroutines = False
         self._handling = handling or Handling()
         self._envs: list[tuple[int, EnvAdapter]] = []
         self._loose = False
@@ -114,6 +131,7 @@ class EnvHost:
         adapter = build(factory, kwargs, env, self._handling)
         self._envs.append((env, adapter))
         self._loose = self._loose or any(adapter.metadata.objects.values())
+        self.has_coroutines = self.has_coroutines or adapter.metadata.has_coroutines
 
     def __len__(self) -> int:
         return len(self._envs)
@@ -139,38 +157,59 @@ class EnvHost:
 
     def execute(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome:
         """Do what an opcode says, with values by env index where there are any."""
+        plan = self.plan(opcode, positions, values or {})
+        outcome = Outcome()
+        results: dict[int, Any] = {}
+        for env, adapter in self.select(positions):
+            try:
+                result = plan.action(env, adapter)
+                if result is not False:
+                    results[env] = result
+            except self.fatal:
+                raise
+            except BaseException as error:
+                outcome.failures[env] = error
+        return plan.finish(outcome, results)
+
+    def plan(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any]) -> Plan:
+        """What has to be done for an opcode."""
         if opcode is Opcode.RESET:
-            return self.reset(positions, values or {})
+            return self._reset(positions, values)
         if opcode is Opcode.SEED:
-            return self.seed(positions, values or {})
+            return Plan(lambda env, adapter: adapter.seed(values[env]), lambda outcome, _: outcome)
         if opcode is Opcode.CALL:
-            return self.perform(positions, values or {})
-        return self.step(positions, values, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
+            return self._perform(positions, values)
+        return self._step(positions, values, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
 
-    def seed(self, positions: Sequence[int], seeds: Mapping[int, int]) -> Outcome:
-        """Give each selected env its seed, by env index, for its next reset."""
-        return self._each(positions, lambda env, adapter: adapter.seed(seeds[env]))
-
-    def reset(self, positions: Sequence[int], arguments: Mapping[int, ResetArguments]) -> Outcome:
-        """Reset the selected envs, with arguments by env index where there are any."""
+    def _reset(self, positions: Sequence[int], arguments: Mapping[int, ResetArguments]) -> Plan:
         nothing = ResetArguments()
-        outcome = self._each(positions, lambda env, adapter: adapter.reset(arguments.get(env, nothing)))
-        if self._loose:
-            for env, adapter in self._select(positions):
-                outcome.objects[env] = {ROOT: dict(adapter.objects(ROOT))}
-        return outcome
 
-    def perform(self, positions: Sequence[int], calls: Mapping[int, Call]) -> Outcome:
-        """Do what is asked of each selected env, by env index; what came of it is in the outcome's values."""
-        values: dict[int, Any] = {}
+        def finish(outcome: Outcome, _: dict[int, Any]) -> Outcome:
+            if self._loose:
+                for env, adapter in self.select(positions):
+                    outcome.objects[env] = {ROOT: dict(adapter.objects(ROOT))}
+            return outcome
 
-        def perform(env: int, adapter: EnvAdapter) -> None:
+        return Plan(lambda env, adapter: adapter.reset(arguments.get(env, nothing)), finish)
+
+    def _perform(self, positions: Sequence[int], calls: Mapping[int, Call]) -> Plan:
+        def perform(env: int, adapter: EnvAdapter) -> Any:
             call = received(calls[env], keeps_graph=self._handling.keeps_grad)
-            values[env] = self._answer(env, call, adapter.perform(call))
+            value = adapter.perform(call)
+            if adapter.metadata.has_coroutines:
+                return self._awaited_answer(env, call, value)
+            return self._answer(env, call, value)
 
-        outcome = self._each(positions, perform)
-        outcome.values = values
-        return outcome
+        def finish(outcome: Outcome, values: dict[int, Any]) -> Outcome:
+            outcome.values = {
+                env: values.get(env, False) for env in self.indices(positions) if env not in outcome.failures
+            }
+            return outcome
+
+        return Plan(perform, finish)
+
+    async def _awaited_answer(self, env: int, call: Call, value: Coroutine[Any, Any, Any]) -> Any:
+        return self._answer(env, call, await value)
 
     def _answer(self, env: int, call: Call, value: Any) -> Any:
         """What an env answered, as the caller's own."""
@@ -182,53 +221,49 @@ class EnvHost:
                 raise refusal from error
             return self._handling.answer(Attribute(False, error=refusal))
 
-    def step(self, positions: Sequence[int], inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
-        """Step the selected envs, and reset those whose episode ended if `maybe_reset`."""
+    def _step(self, positions: Sequence[int], inputs: Mapping[int, Objects], *, maybe_reset: bool) -> Plan:
         if inputs:
-            for env, adapter in self._select(positions):
+            for env, adapter in self.select(positions):
                 adapter.accept(inputs[env])
-        finished = []
 
-        def advance(env: int, adapter: EnvAdapter) -> None:
-            if adapter.step(maybe_reset):
-                finished.append(env)
+        def finish(outcome: Outcome, finished: dict[int, bool]) -> Outcome:
+            outcome.finished = len(finished)
+            if self._loose:
+                for env, adapter in self.select(positions):
+                    regions = (NEXT, ROOT) if maybe_reset and env in finished else (NEXT,)
+                    outcome.objects[env] = {region: dict(adapter.objects(region)) for region in regions}
+            return outcome
 
-        outcome = self._each(positions, advance)
-        outcome.finished = len(finished)
-        if self._loose:
-            for env, adapter in self._select(positions):
-                regions = (NEXT, ROOT) if maybe_reset and env in finished else (NEXT,)
-                outcome.objects[env] = {region: dict(adapter.objects(region)) for region in regions}
-        return outcome
+        return Plan(lambda env, adapter: adapter.step(maybe_reset), finish)
 
     def close(self) -> None:
         """Close all envs; what they raise goes to stderr, since nobody is there to catch it."""
         while self._envs:
             _, adapter = self._envs.pop()
             try:
-                adapter.close()
-            except self._fatal:
+                closing = adapter.close()
+                if closing is not None:  # a coroutine, which gets as far as it does without a loop
+                    with contextlib.suppress(StopIteration):
+                        closing.send(None)
+                    closing.close()
+            except self.fatal:
                 raise
             except BaseException:
                 traceback.print_exc(file=sys.stderr)
 
+    def give_up(self) -> list[EnvAdapter]:
+        """The envs that have coroutines, which are somebody else's to close from now on."""
+        given_up = [adapter for _, adapter in self._envs if adapter.metadata.has_coroutines]
+        self._envs = [(env, adapter) for env, adapter in self._envs if not adapter.metadata.has_coroutines]
+        return given_up
+
     def indices(self, positions: Sequence[int]) -> list[int]:
         """Indices of the selected envs."""
-        return [env for env, _ in self._select(positions)]
+        return [env for env, _ in self.select(positions)]
 
-    def _select(self, positions: Sequence[int]) -> Sequence[tuple[int, EnvAdapter]]:
+    def select(self, positions: Sequence[int]) -> Sequence[tuple[int, EnvAdapter]]:
+        """The selected envs, with their indices."""
         return [self._envs[position] for position in positions] if positions else self._envs
-
-    def _each(self, positions: Sequence[int], action: Callable[[int, EnvAdapter], None]) -> Outcome:
-        outcome = Outcome()
-        for env, adapter in self._select(positions):
-            try:
-                action(env, adapter)
-            except self._fatal:
-                raise
-            except BaseException as error:
-                outcome.failures[env] = error
-        return outcome
 
 
 def _unsendable(env: int, what: str, error: Exception) -> UnsendableError:

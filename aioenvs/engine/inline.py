@@ -9,13 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aioenvs.engine.adapters import Call, Handling, ResetArguments
+from aioenvs.engine.concurrency import ConcurrentHost
 from aioenvs.engine.copying import received
 from aioenvs.engine.failure import factory_error, summary
 from aioenvs.engine.host import EnvHost, Outcome
-from aioenvs.engine.pool import Lease, Pool, Selection, Steps, closed_meanwhile
+from aioenvs.engine.pool import Lease, Pool, Selection, Steps, closed_meanwhile, wrong_loop
+from aioenvs.engine.portal import loop_wanted
+from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import here
-from aioenvs.errors import AioEnvsError
+from aioenvs.errors import AioEnvsError, ClosedError, describe_envs
 
 __all__ = ["InlinePool"]
 
@@ -30,16 +33,27 @@ class InlinePool(Pool):
         factories: One per env.
         kwargs: Keyword arguments for each.
         yields: Whether each command lets other tasks, timeouts and interrupts have their turn first; else its
-            coroutines never suspend.
+            coroutines never suspend, unless envs have coroutines, which then ask for a loop (`aioenvs.engine.portal`).
+        max_concurrency: How many envs may be inside a reset or step at once, if they have coroutines; None for all.
     """
 
-    def __init__(self, factories: Sequence[Any], kwargs: Sequence[Mapping[str, Any]], *, yields: bool) -> None:
+    def __init__(
+        self,
+        factories: Sequence[Any],
+        kwargs: Sequence[Mapping[str, Any]],
+        *,
+        yields: bool,
+        max_concurrency: int | None = None,
+    ) -> None:
         super().__init__([range(len(factories))])
-        self.suspends = yields
+        self.suspends = self._yields = yields
         self._factories = factories
         self._kwargs = kwargs
         handling = Handling(by_reference=True, keeps_grad=True, generators=here(), answer=OWN)
         self._host = EnvHost((SystemExit, KeyboardInterrupt), handling)
+        self._max_concurrency = max_concurrency
+        self._concurrent: ConcurrentHost | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the coroutines
 
     async def start(self) -> None:
         try:
@@ -50,20 +64,43 @@ class InlinePool(Pool):
                     raise factory_error(env, summary(error), envs=[env]) from error
             buffer = self._lay_out(self._host.metadata, lambda nbytes: bytearray(max(1, nbytes)))
             self._host.attach(self._places, buffer)
+            if self._host.has_coroutines:
+                self._concurrent = ConcurrentHost(self._host, self._max_concurrency)
+                self.suspends = True
         except BaseException:
             self._host.close()
             raise
 
+    async def hold(
+        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
+    ) -> Lease:
+        if self._concurrent is not None and not self.slots.closed:
+            await self._enter_loop(command)
+        return await super().hold(selection, command, replacing=replacing, timeout=timeout)
+
+    async def _enter_loop(self, command: str) -> None:
+        """See to it that this runs in the loop of the coroutines."""
+        if self._loop is None:
+            if not self._yields:
+                await loop_wanted()
+            self._loop = asyncio.get_running_loop()
+        self.check_home(command)
+
     def check_home(self, command: str) -> None:
-        if self.suspends and asyncio._get_running_loop() is None:
-            raise AioEnvsError(f"{command}: no event loop runs here; call it from a coroutine, or use SerialEnv")
+        if self.suspends and not self.slots.closed:
+            loop = asyncio._get_running_loop()
+            if self._loop is not None and loop is not self._loop:
+                raise wrong_loop(command)
+            if loop is None:
+                raise AioEnvsError(f"{command}: no event loop runs here; call it from a coroutine, or use SerialEnv")
 
     def acquire(
         self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
     ) -> Lease:
         self.check_home(command)
+        deadline = None if self._concurrent is None else self._deadline(timeout)
         self.slots.acquire(selection.envs, command)
-        return Lease(selection, command, waits=self.suspends)
+        return Lease(selection, command, deadline, waits=self._yields)
 
     async def ready(self, lease: Lease) -> Lease:
         await asyncio.sleep(0)
@@ -72,10 +109,10 @@ class InlinePool(Pool):
         return lease
 
     async def seed(self, lease: Lease, seeds: Mapping[int, int]) -> Outcome:
-        return self._host.seed(_positions(lease), seeds).located("seed")
+        return await self._execute(lease, Opcode.SEED, seeds)
 
     async def reset(self, lease: Lease, arguments: Mapping[int, ResetArguments]) -> Outcome:
-        return self._host.reset(_positions(lease), arguments).located("reset")
+        return await self._execute(lease, Opcode.RESET, arguments)
 
     def step_each(
         self, leases: Sequence[Lease], inputs: Mapping[int, Objects] | None, *, maybe_reset: bool
@@ -84,20 +121,46 @@ class InlinePool(Pool):
 
     async def _step(self, lease: Lease, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
         began = time.perf_counter()
-        outcome = self._host.step(_positions(lease), inputs, maybe_reset=maybe_reset)
+        opcode = Opcode.STEP_AND_MAYBE_RESET if maybe_reset else Opcode.STEP
+        outcome = await self._execute(lease, opcode, inputs)
         self.times[0].add(time.perf_counter() - began)
-        return outcome.located("step_and_maybe_reset" if maybe_reset else "step")
+        return outcome
 
     async def perform(self, lease: Lease, calls: Mapping[int, Call]) -> Outcome:
-        return self._host.perform(_positions(lease), calls).located("call")
+        return await self._execute(lease, Opcode.CALL, calls)
+
+    async def _execute(self, lease: Lease, opcode: Opcode, values: Mapping[int, Any] | None) -> Outcome:
+        selection = lease.selection
+        positions = selection.parts[0][1] if selection.parts else ()
+        if self._concurrent is None:
+            outcome = self._host.execute(opcode, positions, values)
+        else:
+            outcome = await self._within(self._concurrent.execute(opcode, positions, values), lease)
+            if self.slots.closed:
+                command = opcode.name.lower()
+                raise ClosedError(f"{describe_envs(selection.indices)} were closed while {command} was pending")
+        return outcome.located(opcode.name.lower())
 
     async def close(self) -> None:
-        self.discard()
+        self.slots.close()
+        if self._concurrent is None or (self._loop is not None and self._loop is not asyncio.get_running_loop()):
+            self.discard()
+        else:
+            await self._enter_loop("close")
+            await self._concurrent.close()
 
     def discard(self) -> None:
         self.slots.close()
-        self._host.close()
+        if self._concurrent is not None and self._loop is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(_close_soon, self._concurrent)
+        else:
+            self._host.close()
 
 
-def _positions(lease: Lease) -> tuple[int, ...]:
-    return lease.selection.parts[0][1] if lease.selection.parts else ()
+_closing: set[asyncio.Task[None]] = set()  # tasks that no one else keeps
+
+
+def _close_soon(host: ConcurrentHost) -> None:
+    task = asyncio.ensure_future(host.close())
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)

@@ -51,6 +51,7 @@ class EnvMetadata:
         takes_root: Whether a reset reads what the caller knows of the env: masks, states, former values.
         num_seeds: How many seeds of a chain the env uses up; more than one if it consists of several.
         kinds: What else must be the same for values to be stacked: their dtypes, where arrays have others.
+        has_coroutines: Whether its methods may be coroutine functions, so that it runs on an event loop.
     """
 
     name: str
@@ -62,6 +63,7 @@ class EnvMetadata:
     takes_root: bool = False
     num_seeds: int = 1
     kinds: tuple[str, ...] = ()
+    has_coroutines: bool = False
 
     @property
     def structure(self) -> Any:

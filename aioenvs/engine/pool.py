@@ -15,9 +15,20 @@ from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import EnvMetadata, Family, form_families, interned
 from aioenvs.engine.slots import Slots
 from aioenvs.engine.spaces import Objects
-from aioenvs.errors import ClosedError, describe_envs
+from aioenvs.errors import AioEnvsError, ClosedError, WorkerTimeoutError, describe_envs
 
-__all__ = ["Deadline", "Lease", "Pool", "Selection", "StepTimes", "Steps", "Timeouts", "closed_meanwhile", "outlast"]
+__all__ = [
+    "Deadline",
+    "Lease",
+    "Pool",
+    "Selection",
+    "StepTimes",
+    "Steps",
+    "Timeouts",
+    "closed_meanwhile",
+    "outlast",
+    "wrong_loop",
+]
 
 MAX_SELECTIONS = 1024  # how many are remembered
 
@@ -93,6 +104,10 @@ class Deadline(NamedTuple):
             raise ValueError(f"expected {name} to be a number of seconds, at least 0, or None, found {seconds!r}")
         return cls(asyncio.get_running_loop().time() + seconds, seconds, name)
 
+    def anew(self) -> Deadline:
+        """The same time, from now on."""
+        return self.after(self.seconds, self.name)
+
     def __str__(self) -> str:
         return f"{self.seconds} s ({self.name})"
 
@@ -126,6 +141,8 @@ class Pool(ABC):
         metadata: What each env says of itself; known once started.
         families: Envs of one structure each, and where their values lie; known once started.
         arrays: For each family its arrays `(envs of the family, *shape)` by region and key; known once started.
+        has_coroutines: Whether some envs of each worker do, so that cancelling a request cancels these; known once
+            started.
         restarts: Whether envs whose worker died are built anew and reset of themselves.
         suspends: Whether commands may wait for something, and so want an event loop.
         replaced: How often each worker was replaced.
@@ -138,8 +155,10 @@ class Pool(ABC):
     metadata: tuple[EnvMetadata, ...]
     families: tuple[Family, ...]
     arrays: tuple[dict[str, Arrays], ...]
+    has_coroutines: tuple[bool, ...]
 
-    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+    def __init__(self, groups: Sequence[Sequence[int]], timeouts: Timeouts = Timeouts()) -> None:
+        self._timeouts = timeouts
         self.groups = tuple(tuple(group) for group in groups)
         self.num_envs = sum(map(len, self.groups))
         self.slots = Slots(self.num_envs)
@@ -175,6 +194,7 @@ class Pool(ABC):
     def _lay_out(self, metadata: Iterable[EnvMetadata], allocate: Callable[[int], Any]) -> Any:
         """Work out where everything lies, in a buffer of the size that it takes."""
         self.metadata = tuple(interned(metadata))
+        self.has_coroutines = tuple(any(self.metadata[env].has_coroutines for env in group) for group in self.groups)
         self.families = form_families(self.metadata)
         buffer = allocate(self.families[-1].layout.end)
         self.arrays = tuple(family.layout.arrays(buffer) for family in self.families)
@@ -252,6 +272,44 @@ class Pool(ABC):
             WorkerError: If a worker is dead and not to be, or cannot be, replaced.
         """
 
+    def _deadline(self, timeout: float | None) -> Deadline | None:
+        """Of a request that says how long it may take, or does not."""
+        if timeout is not None:
+            return Deadline.after(timeout, "timeout")
+        return None if self._timeouts.step is None else Deadline.after(self._timeouts.step, "step_timeout")
+
+    async def _within(self, awaitable: Any, lease: Lease) -> Any:
+        """Wait for something until the deadline of a lease.
+
+        Raises:
+            WorkerTimeoutError: If it takes longer.
+        """
+        if lease.deadline is None:
+            return await awaitable
+        try:
+            async with asyncio.timeout_at(lease.deadline.when) as scope:
+                return await awaitable
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            envs = lease.selection.envs
+            late = self.slots.unanswered(envs) or envs
+            raise self._late(tuple(sorted(late)), lease.command, lease.deadline) from None
+
+    def _late(self, envs: tuple[int, ...], command: str, deadline: Deadline) -> WorkerTimeoutError:
+        pids = self._pids_of(envs)
+        where = f" (pid {', '.join(map(str, pids))})" if pids else ""
+        return WorkerTimeoutError(
+            f"{describe_envs(envs)}{where} did not answer {command} within {deadline}; "
+            "the late reply will be dropped, and the next request for it waits until it has come",
+            env_index=envs,
+            pid=pids[0] if pids else None,
+        )
+
+    def _pids_of(self, envs: Collection[int]) -> list[int | None]:
+        """Process ids of the workers of these envs, where they have any."""
+        return []
+
     def release(self, lease: Lease) -> None:
         """End a lease."""
         self.slots.release(lease.selection.envs)
@@ -295,8 +353,16 @@ def closed_meanwhile(envs: Collection[int]) -> ClosedError:
     return ClosedError(f"{describe_envs(tuple(envs))} were closed while a request waited for them")
 
 
-async def outlast(task: asyncio.Task[Any], hurry: Callable[[], None] | None = None) -> None:
-    """Wait for the end of a task, and only then be cancelled.
+def wrong_loop(command: str) -> AioEnvsError:
+    """What a request gets in an event loop other than that of its envs, or in a fork."""
+    return AioEnvsError(
+        f"{command}: these envs belong to the event loop and process that started them, and this is another one; make "
+        "envs of its own for each, or close these there first"
+    )
+
+
+async def outlast(task: asyncio.Future[Any], hurry: Callable[[], None] | None = None) -> None:
+    """Wait for the end of a task, or another future, and only then be cancelled.
 
     Args:
         task: Whose result or exception stays with it.

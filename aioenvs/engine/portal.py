@@ -9,15 +9,18 @@ import functools
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+import types
+from collections.abc import Callable, Coroutine, Generator
 from types import FrameType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from aioenvs.errors import AioEnvsError, ConcurrencyError
 
-__all__ = ["Immediate", "LoopPortal", "Portal"]
+__all__ = ["Immediate", "LoopPortal", "Portal", "loop_wanted"]
 
 T = TypeVar("T")
+
+LOOP = object()  # what `loop_wanted` yields
 
 
 class Portal(Protocol):
@@ -34,17 +37,37 @@ class Portal(Protocol):
         """Give back what the portal holds."""
 
 
-class Immediate:
-    """For coroutines that never suspend, since nothing they do can wait: no loop is needed."""
+@types.coroutine
+def loop_wanted() -> Generator[Any, None, None]:
+    """Have the rest of a coroutine, which an `Immediate` has begun, run on a loop."""
+    yield LOOP
 
-    foreign = False
+
+class Immediate:
+    """For coroutines that never suspend, since nothing they do can wait: no loop is needed.
+
+    The first that asks for one (`loop_wanted`) gets it nevertheless, and so do all that come later.
+    """
+
+    def __init__(self) -> None:
+        self._portal: LoopPortal | None = None
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it has a loop that belongs to another process, of which this is a fork."""
+        return self._portal is not None and self._portal.foreign
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._portal is not None:
+            return self._portal.run(coroutine)
         try:
-            coroutine.send(None)
+            wanted = coroutine.send(None)
         except StopIteration as stop:
             result: T = stop.value
             return result
+        if wanted is LOOP:
+            self._portal = LoopPortal()
+            return self._portal.run(_rest(coroutine))
         coroutine.close()
         raise TypeError(
             "these envs run without an event loop, so nothing that they are given may wait for one, such as a policy "
@@ -52,7 +75,31 @@ class Immediate:
         )
 
     def close(self) -> None:
-        pass
+        if self._portal is not None:
+            self._portal.close()
+
+
+async def _rest(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What is left of a coroutine that was begun elsewhere, where it cannot be awaited."""
+    return await _forwarded(coroutine)
+
+
+@types.coroutine
+def _forwarded(coroutine: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+    resume = functools.partial(coroutine.send, None)
+    while True:
+        try:
+            awaited = resume()
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        try:
+            resume = functools.partial(coroutine.send, (yield awaited))
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:
+            resume = functools.partial(coroutine.throw, error)
 
 
 class LoopPortal:
@@ -175,11 +222,23 @@ class _Errand(Generic[T]):
         self._loop = loop
         self._coroutine = coroutine
         self._context = contextvars.copy_context()
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Task[T | None] | None = None
+        self._exit: BaseException | None = None
 
     def begin(self) -> None:
-        self._task = self._loop.create_task(self._coroutine, context=self._context)
-        self._task.add_done_callback(lambda _: self.ended.set())
+        self._task = self._loop.create_task(self._contained(), context=self._context)
+        self._task.add_done_callback(self._end)
+
+    def _end(self, _: asyncio.Task[T | None]) -> None:
+        self._coroutine.close()  # where it was cancelled before its first turn
+        self.ended.set()
+
+    async def _contained(self) -> T | None:
+        try:
+            return await self._coroutine
+        except (SystemExit, KeyboardInterrupt) as error:  # which would end the loop
+            self._exit = error
+            return None
 
     def cancel(self) -> None:
         if self._task is not None:
@@ -190,7 +249,10 @@ class _Errand(Generic[T]):
 
     def result(self) -> T:
         assert self._task is not None
-        return self._task.result()
+        result = self._task.result()
+        if self._exit is not None:
+            raise self._exit
+        return result  # type: ignore[return-value]
 
 
 class _Interrupts:

@@ -9,6 +9,10 @@ A frame is a fixed header, then the selected env positions, then a body:
 In a reply to a command the positions are counts instead: none, or how many episodes finished and the percentage of
 time that the envs spent waiting. A reply echoes the sequence number and generation of its request; one whose number
 nobody awaits is dropped by the receiver, so that an abandoned request can never shift the stream.
+
+CANCEL has the sequence number of a request that was given up, and no reply of its own: the worker, if it runs
+coroutines, cancels those and answers that request all the same. Such a worker answers requests as they are done, in
+whatever order.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ class Opcode(IntEnum):
     SEED = 6
     CALL = 7
     CLOSE = 8
+    CANCEL = 9
 
     DONE = 64
     FAILED = 65

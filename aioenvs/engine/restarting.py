@@ -140,7 +140,12 @@ class RestartingPool(WorkerPool):
         """The replies of those that lived; the others are restarted when this returns."""
         if not asked:
             return []
-        await asyncio.wait(asked, timeout=_left(lease.deadline))
+        try:
+            await asyncio.wait(asked, timeout=_left(lease.deadline))
+        except asyncio.CancelledError:
+            for reply in asked:
+                reply.cancel()
+            raise
         late = [index for (index, _, _), reply in zip(lease.selection.parts, asked, strict=True) if not reply.done()]
         self._kill_late(late, opcode.name.lower(), lease.deadline)
         replies = await asyncio.gather(*asked, return_exceptions=True)

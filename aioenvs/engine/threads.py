@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from aioenvs.engine.adapters import Handling
 from aioenvs.engine.answering import AnsweringPool, all_or_none
+from aioenvs.engine.concurrency import Batch, ConcurrentHost, run_to_end
 from aioenvs.engine.copying import received
 from aioenvs.engine.failure import factory_error, passable, summary
 from aioenvs.engine.host import EnvHost, Outcome
@@ -80,10 +81,16 @@ class HostThread:
         factories: What makes an env, of the whole pool.
         kwargs: Keyword arguments for each factory.
         mailbox: Where answers go.
+        max_concurrency: How many may be inside a reset or step at once, if they have coroutines; None for all.
     """
 
     def __init__(
-        self, envs: tuple[int, ...], factories: Sequence[Any], kwargs: Sequence[Mapping[str, Any]], mailbox: Mailbox
+        self,
+        envs: tuple[int, ...],
+        factories: Sequence[Any],
+        kwargs: Sequence[Mapping[str, Any]],
+        mailbox: Mailbox,
+        max_concurrency: int | None = None,
     ) -> None:
         self.envs = envs
         self.building = envs[0]
@@ -97,6 +104,11 @@ class HostThread:
         self._pending: set[asyncio.Future[Any]] = set()
         self._errands: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
         self._leaving = False
+        self._max_concurrency = max_concurrency
+        self._concurrent: ConcurrentHost | None = None
+        self._own_loop: asyncio.AbstractEventLoop | None = None  # the thread's, where envs have coroutines
+        self._left: asyncio.Future[None] | None = None
+        self._batches: dict[asyncio.Future[Any], Batch] = {}
         # A daemon, since one whose env hangs must not keep the interpreter from its exit.
         self._thread = threading.Thread(target=self._live, name=f"aioenvs {describe_envs(envs)}", daemon=True)
 
@@ -109,17 +121,33 @@ class HostThread:
         self._thread.start()
 
     def ask(self, action: Callable[[], Any], envs: Collection[int] = ()) -> asyncio.Future[Any]:
-        """Have something done in the thread; cancelling the future abandons only what comes of it."""
+        """Have something done in the thread.
+
+        Cancelling the future abandons what comes of it, and cancels the coroutines that envs have for it.
+        """
         done = self._loop.create_future()
         self._pending.add(done)
         done.add_done_callback(self._pending.discard)
-        self._errands.put(Errand(action, envs, done))
+        self._order(Errand(action, envs, done))
+        if self._own_loop is not None:
+            done.add_done_callback(self._give_up)
         return done
+
+    def _give_up(self, done: asyncio.Future[Any]) -> None:
+        if done.cancelled():
+            self._order(Errand(functools.partial(self._cancel, done), (), done))
+
+    def _order(self, errand: Errand | None) -> None:
+        self._errands.put(errand)
+        # Whoever finds no loop here comes before the thread looks for what was ordered until it had one.
+        if self._own_loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and so are the envs
+                self._own_loop.call_soon_threadsafe(self._obey)
 
     def leave(self) -> None:
         """Have the envs closed, once what is being done is done, and the thread ended; what waits is not begun."""
         self._leaving = True
-        self._errands.put(None)
+        self._order(None)
         if self._thread.ident is None and not self.ended.done():  # it was never started
             self.ended.set_result(None)
 
@@ -139,18 +167,59 @@ class HostThread:
 
     def _live(self) -> None:
         leave_alone()  # what envs build in here shares the generators with other threads as well
-        while (errand := self._errands.get()) is not None:
-            if self._leaving:
-                continue
-            result, error = None, None
-            try:
-                result = errand.action()
-            except BaseException as caught:  # whatever it is, the thread goes on
-                error = caught
-            self._mailbox.put(errand, result, error)
-            del errand, result, error  # an idle thread keeps nothing
+        while not self._host.has_coroutines and (errand := self._errands.get()) is not None:
+            self._do(errand)
+            del errand  # an idle thread keeps nothing
+        if self._host.has_coroutines:
+            run_to_end(self._live_on_loop(), whatever=True)
         self._host.close()
         self._mailbox.put(Errand(self.leave, (), self.ended), None, None)
+
+    async def _live_on_loop(self) -> None:
+        self._concurrent = ConcurrentHost(self._host, self._max_concurrency)
+        self._left = asyncio.get_running_loop().create_future()
+        self._own_loop = asyncio.get_running_loop()
+        self._obey()
+        await self._left
+        await self._concurrent.close()
+
+    def _obey(self) -> None:
+        assert self._left is not None
+        while not self._errands.empty():
+            errand = self._errands.get()
+            if errand is not None:
+                self._do(errand)
+            elif not self._left.done():
+                self._left.set_result(None)
+
+    def _do(self, errand: Errand) -> None:
+        if self._leaving:
+            return
+        result, error = None, None
+        try:
+            result = errand.action()
+        except BaseException as caught:  # whatever it is, the thread goes on
+            error = caught
+        if isinstance(result, Batch):
+            self._batches[errand.done] = result
+            result.ended.add_done_callback(functools.partial(self._batch_ended, errand, result))
+        else:
+            self._mailbox.put(errand, result, error)
+
+    def _batch_ended(self, errand: Errand, batch: Batch, _: asyncio.Future[None]) -> None:
+        del self._batches[errand.done]
+        if self._leaving:  # nobody waits for what was cancelled because of that
+            return
+        outcome, error = None, None
+        try:
+            outcome = batch.outcome().located(batch.command)
+        except Exception as caught:
+            error = caught
+        self._mailbox.put(errand, outcome, error)
+
+    def _cancel(self, done: asyncio.Future[Any]) -> None:
+        if done in self._batches:
+            self._batches[done].cancel()
 
     def build(self) -> list[EnvMetadata]:
         """Make the envs; what they say of themselves is a copy of its own."""
@@ -168,9 +237,11 @@ class HostThread:
         """Connect the envs to their rows."""
         self._host.attach(places, buffer)
 
-    def command(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome:
-        """Let the envs do something; never raises."""
+    def command(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome | Batch:
+        """Let the envs do something, or begin it; never raises."""
         try:
+            if self._concurrent is not None:
+                return self._concurrent.begin(opcode, positions, values)
             outcome = self._host.execute(opcode, positions, values)
         except BaseException as error:  # of handing values over
             outcome = Outcome(failures=dict.fromkeys(self._host.indices(positions), error))
@@ -185,6 +256,8 @@ class ThreadPool(AnsweringPool):
         factories: One per env.
         kwargs: Keyword arguments for each.
         timeouts: How long things may take.
+        max_concurrency: How many envs of a thread may be inside a reset or step at once, if they have coroutines; None
+            for all.
     """
 
     def __init__(
@@ -194,8 +267,10 @@ class ThreadPool(AnsweringPool):
         kwargs: Sequence[Mapping[str, Any]],
         *,
         timeouts: Timeouts,
+        max_concurrency: int | None = None,
     ) -> None:
         super().__init__(groups, timeouts)
+        self._max_concurrency = max_concurrency
         self._factories = factories
         self._kwargs = kwargs
         self._threads: list[HostThread] = []
@@ -206,7 +281,9 @@ class ThreadPool(AnsweringPool):
     async def _build(self) -> None:
         self._hurried = asyncio.get_running_loop().create_future()
         mailbox = Mailbox(self._deliver)
-        self._threads = [HostThread(group, self._factories, self._kwargs, mailbox) for group in self.groups]
+        self._threads = [
+            HostThread(group, self._factories, self._kwargs, mailbox, self._max_concurrency) for group in self.groups
+        ]
         found = await all_or_none(self._start_thread(thread) for thread in self._threads)
         buffer = self._lay_out([description for own in found for description in own], _allocate)
         places = self._places

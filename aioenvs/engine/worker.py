@@ -8,7 +8,7 @@ import random
 import socket
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from aioenvs.engine.protocol import MAX_BODY, STEPS, Decoder, Frame, Opcode, enc
 from aioenvs.engine.streams import Generators
 from aioenvs.engine.waiting import WaitMeter
 
-__all__ = ["Inherited", "WorkerConfig", "serve"]
+__all__ = ["Inherited", "Worker", "WorkerConfig", "serve", "values_of"]
 
 CHUNK = 1 << 14
 
@@ -44,6 +44,7 @@ class WorkerConfig:
         registry: The parent's own Gymnasium registrations, cloudpickled, or None.
         num_threads: How many threads torch may use, where the envs use it.
         by_reference: Whether envs that deal in tensors send them as objects rather than through the block.
+        max_concurrency: How many envs may be inside a reset or step at once, if they have coroutines; None for all.
     """
 
     env_index: tuple[int, ...]
@@ -53,6 +54,7 @@ class WorkerConfig:
     registry: bytes | None = None
     num_threads: int = 1
     by_reference: bool = False
+    max_concurrency: int | None = None
 
 
 def serve(sock: socket.socket, block: SharedBlock, inherited: Inherited = ()) -> None:
@@ -66,7 +68,7 @@ def serve(sock: socket.socket, block: SharedBlock, inherited: Inherited = ()) ->
     # Forked siblings must not share a random stream, and nobody has seeded this one.
     random.seed()
     np.random.seed(int.from_bytes(os.urandom(4), "little"))
-    worker = _Worker(block, inherited)
+    worker = Worker(block, inherited)
     decoder = Decoder()
     try:
         while data := sock.recv(CHUNK):
@@ -74,41 +76,69 @@ def serve(sock: socket.socket, block: SharedBlock, inherited: Inherited = ()) ->
                 sock.sendall(encode(worker.answer(frame)))
                 if worker.closing:
                     return
+                if worker.host.has_coroutines:
+                    from aioenvs.engine.concurrent_worker import serve_concurrently
+
+                    return serve_concurrently(sock, worker, decoder)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
     finally:
         worker.close()
 
 
-class _Worker:
-    """Decodes requests for the host and encodes what comes of them."""
+class Worker:
+    """Decodes requests for the host and encodes what comes of them.
+
+    Attributes:
+        host: The envs.
+        max_concurrency: See `WorkerConfig`.
+        closing: Whether it was told to close.
+    """
 
     def __init__(self, block: SharedBlock, inherited: Inherited) -> None:
         self.closing = False
         self._block = block
         self._inherited = inherited
-        self._host = EnvHost()
+        self.host = EnvHost()
+        self.max_concurrency: int | None = None
         self._meter = WaitMeter()
 
     def answer(self, frame: Frame) -> Frame:
-        opcode, sequence, generation, positions, body = frame
+        """Do what a frame says, and return what to answer."""
+        opcode, sequence, generation, _, body = frame
         if opcode in (Opcode.START, Opcode.ATTACH, Opcode.CLOSE):
             code, body = self._manage(opcode, body)
             return Frame(code, sequence, generation, (), body)
+        return self.reply(frame, lambda: self._command(frame))
+
+    def reply(self, frame: Frame, command: Callable[[], Outcome]) -> Frame:
+        """What to answer to a command.
+
+        Args:
+            frame: Which asked for it.
+            command: Does it, or says what came of it.
+        """
+        opcode, sequence, generation, _, _ = frame
         try:
-            counts, body = _encode(self._command(opcode, positions, body), opcode.name.lower())
+            counts, body = _encode(command(), opcode.name.lower())
         except Exception as error:  # values that cannot be rebuilt here, or are too large to be sent back
-            failures: dict[int, BaseException] = dict.fromkeys(self._host.indices(positions), error)
-            counts, body = _encode(Outcome(failures=failures), opcode.name.lower())
+            return self.refusal(frame, error)
         return Frame(Opcode.DONE, sequence, generation, counts, body)
 
-    def _command(self, opcode: Opcode, positions: Sequence[int], body: bytes) -> Outcome:
-        values = pickle.loads(body) if body else None
+    def refusal(self, frame: Frame, error: Exception) -> Frame:
+        """What to answer to a command that failed as a whole."""
+        opcode, sequence, generation, positions, _ = frame
+        failures: dict[int, BaseException] = dict.fromkeys(self.host.indices(positions), error)
+        counts, body = _encode(Outcome(failures=failures), opcode.name.lower())
+        return Frame(Opcode.DONE, sequence, generation, counts, body)
+
+    def _command(self, frame: Frame) -> Outcome:
+        opcode, positions, values = frame.opcode, frame.positions, values_of(frame)
         if opcode not in STEPS:
-            return self._host.execute(opcode, positions, values)
+            return self.host.execute(opcode, positions, values)
         with self._meter:
-            outcome = self._host.execute(opcode, positions, values)
-        outcome.waiting = self._meter.verdict(len(self._host))
+            outcome = self.host.execute(opcode, positions, values)
+        outcome.waiting = self._meter.verdict(len(self.host))
         return outcome
 
     def _manage(self, opcode: Opcode, body: bytes) -> tuple[Opcode, bytes]:
@@ -116,7 +146,7 @@ class _Worker:
             return self._start(pickle.loads(body))
         if opcode is Opcode.ATTACH:
             nbytes, places = pickle.loads(body)
-            self._host.attach(places, self._block.map(nbytes))
+            self.host.attach(places, self._block.map(nbytes))
         elif opcode is Opcode.CLOSE:
             self.close()
             self.closing = True
@@ -129,9 +159,9 @@ class _Worker:
             _register(config.registry)
             _settle_torch(config.num_threads)
             self._build(config)
-            return Opcode.DONE, cloudpickle.dumps(interned(self._host.metadata))
+            return Opcode.DONE, cloudpickle.dumps(interned(self.host.metadata))
         except Exception as error:
-            env = config.env_index[min(len(self._host), len(config.env_index) - 1)]
+            env = config.env_index[min(len(self.host), len(config.env_index) - 1)]
             return Opcode.FAILED, pickle.dumps({env: capture(error, env, "start")})
 
     def _build(self, config: WorkerConfig) -> None:
@@ -141,7 +171,8 @@ class _Worker:
             generators=Generators.OWNED if alone else Generators.SEEDED,
             answer=cloudpickle.dumps,  # each for itself, so that what one env answered is no reason to lose the others'
         )
-        self._host = EnvHost(handling=handling)
+        self.host = EnvHost(handling=handling)
+        self.max_concurrency = config.max_concurrency
         prepared = "torch" in sys.modules
         for env, data in zip(config.env_index, config.factories, strict=True):
             # Pickled ones are a copy for each env, as if each had its own process; inherited ones are what they are.
@@ -149,12 +180,18 @@ class _Worker:
             if not prepared and "torch" in sys.modules:  # the factory came with it
                 _settle_torch(config.num_threads)
                 prepared = True
-            self._host.build(env, factory, kwargs)
+            self.host.build(env, factory, kwargs)
         if not prepared:
             _settle_torch(config.num_threads)
 
     def close(self) -> None:
-        self._host.close()
+        """Close the envs."""
+        self.host.close()
+
+
+def values_of(frame: Frame) -> Any:
+    """What rides behind the header of a command: values by env index, or None."""
+    return pickle.loads(frame.body) if frame.body else None
 
 
 def _encode(outcome: Outcome, command: str) -> tuple[tuple[int, ...], bytes]:

@@ -44,6 +44,8 @@ class WorkerOptions:
         by_reference: Whether envs that deal in tensors send them as objects rather than through the block.
         on_disk: Whether the block is an unnamed file rather than memory.
         at_once: How many processes may be starting at the same time; None for all.
+        max_concurrency: How many envs of a process may be inside a reset or step at once, if they have coroutines; None
+            for all.
     """
 
     preload: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ class WorkerOptions:
     by_reference: bool = False
     on_disk: bool = False
     at_once: int | None = None
+    max_concurrency: int | None = None
 
 
 class WorkerPool(AnsweringPool):
@@ -127,6 +130,7 @@ class WorkerPool(AnsweringPool):
             inherited=self._method == "fork",
             num_threads=options.num_threads,
             by_reference=options.by_reference,
+            max_concurrency=options.max_concurrency,
         )
 
     def _make_launcher(self) -> Launcher:
@@ -190,7 +194,8 @@ class WorkerPool(AnsweringPool):
     ) -> asyncio.Future[Frame]:
         worker = self._workers[index]
         worker.last_command = opcode
-        return worker.channel.request(opcode, envs, positions, enclosed or b"")
+        cancels = self.has_coroutines[index]
+        return worker.channel.request(opcode, envs, positions, enclosed or b"", cancels=cancels)
 
     def _merge(self, replies: Sequence[Frame]) -> Outcome:
         outcome = Outcome.merged(map(_decoded, replies))

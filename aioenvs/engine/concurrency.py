@@ -1,0 +1,254 @@
+"""Envs with coroutines at work: all that a command concerns at the same time, on the event loop of their thread."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from aioenvs.engine.adapters import EnvAdapter
+from aioenvs.engine.host import EnvHost, Outcome, Plan
+from aioenvs.engine.pool import outlast
+from aioenvs.engine.protocol import STEPS, Opcode
+
+__all__ = ["PATIENCE", "Batch", "ConcurrentHost", "run_to_end"]
+
+T = TypeVar("T")
+
+PATIENCE = 1.0  # seconds that cancelled coroutines get to end where nobody else sees to it that they do
+PLAYED = STEPS | {Opcode.RESET}
+
+
+class Batch:
+    """Envs at work on one command.
+
+    Those with coroutines have a task each. The others do it right here, one after the other, once each coroutine has
+    come to its first await.
+
+    Args:
+        command: Its name.
+        plan: What each does.
+        envs: Their indices and adapters.
+        turns: Limits how many are at work at once.
+        fatal: Exceptions that are no env's own business, and end the command.
+        on_fatal: Called with the first of these, before the other envs have ended.
+
+    Attributes:
+        ended: Done when all of them are.
+        fatal_error: The first fatal exception, if there was one.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        plan: Plan,
+        envs: Sequence[tuple[int, EnvAdapter]],
+        turns: asyncio.Semaphore | None = None,
+        fatal: tuple[type[BaseException], ...] = (),
+        on_fatal: Callable[[BaseException], None] = lambda _: None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.command = command
+        self._plan = plan
+        self._turns = turns
+        self._fatal = fatal
+        self._on_fatal = on_fatal
+        self.fatal_error: BaseException | None = None
+        self._outcome = Outcome()
+        self._results: dict[int, Any] = {}
+        self._tasks: dict[asyncio.Task[None], int] = {}
+        self._plain: list[tuple[int, EnvAdapter]] = []
+        for env, adapter in envs:
+            if adapter.metadata.has_coroutines or turns is not None:
+                task = loop.create_task(self._work(env, adapter))
+                task.add_done_callback(self._task_ended)
+                self._tasks[task] = env
+            else:
+                self._plain.append((env, adapter))
+        if self._plain:
+            loop.call_soon(self._work_plainly)
+
+    def cancel(self) -> None:
+        """Cancel what is not done; it ends when the coroutines have.
+
+        An env that has not begun is left as it is.
+        """
+        for task in self._tasks:
+            task.cancel()
+        for env, _ in self._plain:
+            self._outcome.failures[env] = asyncio.CancelledError()
+        if self._plain:
+            self._plain.clear()
+            self._maybe_end()
+
+    def outcome(self) -> Outcome:
+        """What came of it, once it has ended.
+
+        Raises:
+            BaseException: One of the fatal ones, if an env raised that.
+        """
+        if self.fatal_error is not None:
+            raise self.fatal_error
+        return self._plan.finish(self._outcome, self._results)
+
+    async def _work(self, env: int, adapter: EnvAdapter) -> None:
+        try:
+            if self._turns is not None:
+                await self._turns.acquire()
+            try:
+                result = self._plan.action(env, adapter)
+                if inspect.iscoroutine(result):
+                    result = await result
+            finally:
+                if self._turns is not None:
+                    self._turns.release()
+            if result is not False:
+                self._results[env] = result
+        except BaseException as error:
+            self._fail(env, error)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        env = self._tasks.pop(task)
+        if task.cancelled():  # before its first turn, since `_work` catches whatever comes later
+            self._outcome.failures[env] = asyncio.CancelledError()
+        self._maybe_end()
+
+    def _work_plainly(self) -> None:
+        while self._plain:
+            env, adapter = self._plain.pop(0)
+            try:
+                result = self._plan.action(env, adapter)
+                if result is not False:
+                    self._results[env] = result
+            except BaseException as error:
+                self._fail(env, error)
+        self._maybe_end()
+
+    def _fail(self, env: int, error: BaseException) -> None:
+        if not isinstance(error, self._fatal):
+            self._outcome.failures[env] = error
+        elif self.fatal_error is None:
+            self.fatal_error = error
+            self._on_fatal(error)
+            self.cancel()
+
+    def _maybe_end(self) -> None:
+        if not self._tasks and not self._plain and not self.ended.done():
+            self.ended.set_result(None)
+
+
+class ConcurrentHost:
+    """Executes commands on the envs of a host some of which have coroutines; belongs to the loop that runs them.
+
+    Args:
+        host: The envs.
+        max_concurrency: How many may be inside a reset or step at once; None for all.
+        on_fatal: See `Batch`.
+    """
+
+    def __init__(
+        self,
+        host: EnvHost,
+        max_concurrency: int | None = None,
+        on_fatal: Callable[[BaseException], None] = lambda _: None,
+    ) -> None:
+        self._host = host
+        self._on_fatal = on_fatal
+        self._turns = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
+        self._batches: set[Batch] = set()
+        self._closing: list[asyncio.Future[None]] = []
+
+    def begin(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Batch:
+        """Begin what an opcode says, with values by env index where there are any.
+
+        Raises:
+            Exception: Of handing the values over; nothing was begun then.
+        """
+        host = self._host
+        plan, envs = host.plan(opcode, positions, values or {}), host.select(positions)
+        turns = self._turns if opcode in PLAYED else None
+        batch = Batch(opcode.name.lower(), plan, envs, turns, host.fatal, self._on_fatal)
+        self._batches.add(batch)
+        batch.ended.add_done_callback(lambda _: self._batches.discard(batch))
+        return batch
+
+    async def execute(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome:
+        """The same, to its end. Cancelling it cancels the envs' coroutines, and waits for them."""
+        batch = self.begin(opcode, positions, values)
+        await outlast(batch.ended, batch.cancel)
+        return batch.outcome()
+
+    async def close(self, patience: float | None = None) -> None:
+        """Cancel what is under way, then close all envs, at the same time; what they raise goes to stderr.
+
+        Cancelling it cancels the coroutines that close them.
+
+        Args:
+            patience: Seconds that the former has to end, and then the latter; None for as long as they take.
+        """
+        ending = asyncio.ensure_future(self._end(patience))
+        await outlast(ending, self._hurry)
+        ending.result()
+
+    async def _end(self, patience: float | None) -> None:
+        under_way = [batch.ended for batch in self._batches]
+        self._hurry()
+        if under_way:
+            await asyncio.wait(under_way, timeout=patience)
+        self._closing = [asyncio.ensure_future(self._close(adapter)) for adapter in self._host.give_up()]
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=patience)
+        self._host.close()
+
+    def _hurry(self) -> None:
+        for batch in list(self._batches):
+            batch.cancel()
+        for closing in self._closing:
+            closing.cancel()
+
+    async def _close(self, adapter: EnvAdapter) -> None:
+        try:
+            closing = adapter.close()
+            if closing is not None:
+                await closing
+        except self._host.fatal as error:
+            self._on_fatal(error)
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+
+
+def run_to_end(main: Coroutine[Any, Any, T], *, whatever: bool = False) -> T:
+    """Run a coroutine on a new event loop, and then end the tasks that envs have left there.
+
+    Args:
+        main: What.
+        whatever: Go on also where a task of an env's own raises what ends a loop, such as SystemExit.
+    """
+    loop = asyncio.new_event_loop()
+    try:
+        task = loop.create_task(main)
+        while True:
+            try:
+                return loop.run_until_complete(task)
+            except (SystemExit, KeyboardInterrupt):
+                if task.done() or not whatever:
+                    raise
+                traceback.print_exc(file=sys.stderr)
+    finally:
+        try:
+            loop.run_until_complete(_wind_up())
+        finally:
+            loop.close()
+
+
+async def _wind_up() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=PATIENCE)
+    await asyncio.get_running_loop().shutdown_asyncgens()
