@@ -182,9 +182,7 @@ def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:
 
     if hasattr(env, "output_spec") and hasattr(env, "input_spec"):
         refuse_coroutines(env, env_index)
-        adapter: EnvAdapter = importlib.import_module("aioenvs.envs.adapter").TensorDictAdapter(
-            env, env_index, handling
-        )
+        adapter: EnvAdapter = importlib.import_module("aioenvs.envs.through").adapted(env, env_index, handling)
         return adapter
     if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
         raise TypeError(f"the factory of env {env_index} returned the vector env {env!r}; it must return a single env")

@@ -1,0 +1,148 @@
+"""How a worker drives a `GymEnv`: it sees through to the Gymnasium env, and makes no TensorDict for a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aioenvs.engine.adapters import Call, GymAdapter, Handling, ResetArguments
+from aioenvs.engine.layout import Arrays
+from aioenvs.engine.metadata import INPUT, NEXT, STATUS
+from aioenvs.engine.spaces import Objects
+from aioenvs.envs.adapter import TensorDictAdapter
+from aioenvs.envs.gym import GymEnv, GymWrapper
+from aioenvs.specs import Bounded, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
+from aioenvs.storage import storage_dtype, tensor_of
+from aioenvs.trees import Key
+
+__all__ = ["GymEnvAdapter", "adapted", "can_see_through"]
+
+Decoder = Callable[[], None]
+
+
+def can_see_through(env: Any) -> bool:
+    """Whether an env is a `GymEnv` or `GymWrapper` whose values are those of its spaces, but for one-hot actions.
+
+    One with info readers, specs of its own, another device, or values that are no tensors is not.
+    """
+    if type(env) not in (GymEnv, GymWrapper) or env.info_dict_reader or (env.device and env.device.type != "cpu"):
+        return False
+    spaces = env._adapter.metadata.leaves
+    expected = {leaf.key for leaf in spaces[NEXT]}
+    specs = dict(_leaves(env.observation_spec) | _leaves(env.full_reward_spec) | _leaves(env.full_done_spec))
+    if specs.keys() != expected or list(env.state_spec.keys(True, True)):
+        return False
+    actions = _leaves(env.full_action_spec)
+    if actions.keys() != {leaf.key for leaf in spaces[INPUT]}:
+        return False
+    if any(isinstance(spec, NonTensor) for spec in actions.values()):
+        return False
+    return all(_is_same(specs[leaf.key], leaf) for leaf in spaces[NEXT]) and all(
+        _is_one_hot(actions[leaf.key]) or _is_same(actions[leaf.key], leaf) for leaf in spaces[INPUT]
+    )
+
+
+def _leaves(spec: Any) -> dict[Key, TensorSpec]:
+    return {key if isinstance(key, tuple) else (key,): spec[key] for key in spec.keys(True, True)}
+
+
+def _is_same(spec: TensorSpec, leaf: Any) -> bool:
+    """Whether the values of a spec are those of a leaf, but perhaps for a dim of size 1."""
+    if isinstance(spec, NonTensor) or _is_one_hot(spec) or storage_dtype(spec.dtype) != leaf.dtype:
+        return False
+    return tuple(spec.shape) == leaf.shape or (not leaf.shape and tuple(spec.shape) == (1,))
+
+
+def _is_one_hot(spec: TensorSpec) -> bool:
+    return isinstance(spec, OneHot | MultiOneHot)
+
+
+class GymEnvAdapter(TensorDictAdapter):
+    """Drives the Gymnasium env inside a `GymEnv` for which `can_see_through` holds.
+
+    Args:
+        env: The env.
+        env_index: Its index, for messages.
+        handling: What is done about its random numbers; its values take the same way in any case.
+    """
+
+    def __init__(self, env: GymWrapper, env_index: int, handling: Handling) -> None:
+        super().__init__(env, env_index, handling._replace(by_reference=False))
+        self._gym = GymAdapter(env._played, env_index, generators=handling.generators, who=env._who)
+        self._decoders: list[Decoder] = []
+
+    def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
+        self._decoders.clear()
+        own: dict[str, Arrays] = {STATUS: {key: array[row : row + 1] for key, array in arrays[STATUS].items()}}
+        for region, leaves in self._gym.metadata.leaves.items():
+            own[region] = {}
+            for leaf in leaves:
+                key, shape = leaf.key, leaf.shape
+                values, spec = arrays[region][key][row : row + 1], self._trees[region].leaves[key]
+                if region == INPUT and not isinstance(spec, Bounded | Unbounded):
+                    own[region][key] = np.zeros((1, *shape), leaf.dtype)
+                    self._decoders.append(self._decoder(key, spec, values[0, ...], own[region][key]))
+                else:
+                    own[region][key] = values.reshape(1, *shape)
+        self._gym.bind(own, 0)
+
+    def _decoder(self, key: Key, spec: TensorSpec, row: NDArray[Any], target: NDArray[Any]) -> Decoder:
+        """A function that brings the action of the next step from the env's row to where its adapter reads it.
+
+        Raises:
+            SpecMismatchError: From that function, if the value is none of the spec.
+        """
+        value = tensor_of(row, spec.dtype)
+
+        def decode() -> None:
+            if not spec.is_in(value):
+                raise self.env._mismatch(spec, key, repr(value))
+            target[0] = np.reshape(spec.to_numpy(value), target.shape[1:])
+
+        def decode_one() -> None:
+            choice = int(row.argmax())
+            if row[choice] != 1 or np.count_nonzero(row) != 1:
+                raise self.env._mismatch(spec, key, repr(value))
+            target[0] = choice
+
+        plain = type(spec) is OneHot and row.ndim == 1 and spec.mask is None and not any(spec._start)
+        return decode_one if plain else decode
+
+    def seed(self, seed: int) -> None:
+        self._gym.seed(seed)
+
+    def reset(self, arguments: ResetArguments) -> None:
+        self._gym.reset(ResetArguments(arguments.kwargs))
+
+    def step(self, maybe_reset: bool) -> bool:
+        for decode in self._decoders:
+            decode()
+        return self._gym.step(maybe_reset)
+
+    def accept(self, objects: Objects) -> None:
+        """Do nothing: all that goes in has its row."""
+
+    def objects(self, region: str) -> Objects:
+        return {}
+
+    def perform(self, call: Call) -> Any:
+        try:
+            return super().perform(call)
+        finally:
+            if self.env._pending_seed is not None:  # a call may have seeded the env
+                self._gym.seed(self.env._pending_seed)
+                self.env._pending_seed = None
+
+
+def adapted(env: Any, env_index: int, handling: Handling) -> TensorDictAdapter:
+    """The adapter for an env that deals in TensorDicts. The engine finds this function by its name.
+
+    Args:
+        env: The env.
+        env_index: Its index, for messages.
+        handling: How it is driven.
+    """
+    return (GymEnvAdapter if can_see_through(env) else TensorDictAdapter)(env, env_index, handling)
