@@ -582,7 +582,7 @@ async def test_a_constructor_dies(face: TorchFace, exit_code: int | None) -> Non
 async def test_a_constructor_hangs(face: TorchFace, gate: Gate) -> None:
     env = Driver(
         face.make(
-            COUNT, WaitingToBe, [{"wait": gate.wait if i == 1 else None} for i in range(COUNT)], start_timeout=2.0
+            COUNT, WaitingToBe, [{"wait": gate.wait if i == 1 else None} for i in range(COUNT)], start_timeout=0.5
         )
     )
     with pytest.raises(WorkerStartError, match="start_timeout"):
