@@ -239,7 +239,7 @@ def descriptors() -> dict[int, str]:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
-@pytest.mark.parametrize("face", PROCESS_FACES[::3], ids=lambda face: face.name)
+@pytest.mark.parametrize("face", PROCESS_FACES, ids=lambda face: face.name)
 async def test_many_starts_and_closes_cost_nothing(face: Face, method: str) -> None:
     env = face.make(2, CountingEnv, create_env_kwargs=numbered(2), mp_start_method=method)
 

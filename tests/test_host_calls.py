@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch_faces import OWN_TORCH_FACES, TorchFace
+from torch_faces import TorchFace, faces_called
 
 from aioenvs import AsyncSerialEnv, ParallelEnv, SerialEnv
 from aioenvs.engine.adapters import Call, Handling
@@ -24,12 +24,8 @@ from aioenvs.mdp import terminated_or_truncated
 from aioenvs.specs import Categorical, Composite
 from aioenvs.testing import CountingEnv
 
-over_each_host = pytest.mark.parametrize(
-    "face", [p for p in OWN_TORCH_FACES if p.values[0].name in ("serial", "async-serial", "async-packed", "thread")]
-)
-over_plain_hosts = pytest.mark.parametrize(
-    "face", [p for p in OWN_TORCH_FACES if p.values[0].name in ("serial", "packed", "thread")]
-)
+over_each_host = pytest.mark.parametrize("face", faces_called("serial", "async-serial", "async-packed", "thread"))
+over_plain_hosts = pytest.mark.parametrize("face", faces_called("serial", "packed", "thread"))
 
 
 class Holding:
@@ -117,9 +113,7 @@ async def test_what_an_env_is_given_is_its_own(face: TorchFace, factory: Any) ->
         assert await env.read("given") == [{"numbers": [1]}] * 2
 
 
-@pytest.mark.parametrize(
-    "face", [p for p in OWN_TORCH_FACES if p.values[0].name in ("serial", "async-serial", "thread", "async-thread")]
-)
+@pytest.mark.parametrize("face", faces_called("serial", "async-serial", "thread", "async-thread"))
 @over_kinds
 async def test_what_cannot_be_copied_is_shared_within_a_process(face: TorchFace, factory: Any) -> None:
     lock, numbers = threading.Lock(), [1]
