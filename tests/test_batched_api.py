@@ -419,9 +419,8 @@ def test_a_creator_of_a_batch(face: TorchFace) -> None:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
-@over_parallel_classes
-async def test_start_methods(cls: Any, method: str) -> None:
-    env = Driver(cls(2, lambda: TalkingEnv(start=4), num_processes=1, mp_start_method=method))
+async def test_start_methods(method: str) -> None:
+    env = Driver(AsyncParallelEnv(2, lambda: TalkingEnv(start=4), num_processes=1, mp_start_method=method))
     td = env.rand_action(await env.reset())
     await env.step(td)
     assert observed(td) == [5, 5]
