@@ -1,9 +1,9 @@
 """Fixtures for all tests; their names and meaning are stable.
 
-face           each of the six faces in turn (see `faces.py`): async and sync; in this process, packed into two worker
-               processes, and one process per env
-process_face   the four of them that have worker processes
-async_face     the two of those that are async
+face           each kind of host in turn (see `faces.py`): this process, worker processes that have several envs or one
+               each, and threads; async and sync
+process_face   the two of them that have worker processes
+async_face     envs in processes of both kinds, async
 any_loop       name it to run an async test on uvloop as well as on asyncio's own loop
 gate           a `failing_envs.Gate`: an env can wait there, and the test lets it through
 no_leaks       (always on) fails a test that leaves processes, threads, descriptors or shared memory
@@ -17,6 +17,7 @@ import asyncio
 import gc
 import os
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -27,8 +28,9 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from faces import FACES, PROCESS_FACES, Face
+from faces import ASYNC_PROCESS_FACES, FACES, PROCESS_FACES, Face
 from failing_envs import Gate
+from oracle import start_what_torchrl_shares
 from processes import still_alive
 
 from aioenvs.engine import process
@@ -48,7 +50,7 @@ def process_face(request: pytest.FixtureRequest) -> Face:
     return request.param
 
 
-@pytest.fixture(params=[face for face in PROCESS_FACES if face.is_async], ids=lambda face: face.name)
+@pytest.fixture(params=ASYNC_PROCESS_FACES, ids=lambda face: face.name)
 def async_face(request: pytest.FixtureRequest) -> Face:
     return request.param
 
@@ -90,19 +92,29 @@ def own_generators() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _session() -> Iterator[None]:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what it starts in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # or the programs of tests could not be interrupted
     for make_loop in _loop_factories().values():
         make_loop().close()  # uvloop opens a pipe for the whole process with its first loop
+    start_what_torchrl_shares()
     gc.collect()
     gc.freeze()  # what was imported until here need not be looked through after each test
     yield
     process.stop_launchers()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _module() -> None:
+    gc.freeze()  # nor what the tests of other modules left
+
+
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    before = _Holdings()
+    before, imported = _Holdings(), len(sys.modules)
     yield
     gc.collect()  # what was dropped must be gone, not hide in a cycle
+    if len(sys.modules) != imported:
+        gc.freeze()  # nor what this one imported
     before.check()
 
 

@@ -6,6 +6,9 @@
 
 `face.call` awaits a coroutine method, and runs a plain one in a thread, where no event loop runs; so a test may have
 two requests in flight with either kind. `face.open` starts the envs, and closes them if the test did not.
+
+A plain class runs the coroutine of the same name of an async one. So `FACES` and `PROCESS_FACES` have each kind of host
+once, and both kinds of classes; `EVERY_FACE` has each kind of host with each of them.
 """
 
 from __future__ import annotations
@@ -24,7 +27,20 @@ from tensordict import TensorDict, TensorDictBase
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
 
-__all__ = ["FACES", "PROCESS_FACES", "THREAD_FACES", "Face", "acting", "call", "in_thread", "masked", "observed"]
+__all__ = [
+    "ASYNC_PROCESS_FACES",
+    "EVERY_FACE",
+    "FACES",
+    "PROCESS_FACES",
+    "THREAD_FACES",
+    "Face",
+    "acting",
+    "call",
+    "in_thread",
+    "masked",
+    "num_hosts",
+    "observed",
+]
 
 
 async def call(method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -57,6 +73,11 @@ async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) 
     return result
 
 
+def num_hosts(most: int | None, num_workers: int) -> int:
+    """Into how many processes or threads a face puts so many envs: so few that some share one, or one for each."""
+    return num_workers if most is None else max(1, min(most, num_workers - 1))
+
+
 def acting(actions: Sequence[int], only: Collection[int] | None = None) -> TensorDict:
     """What `step` needs: an action for each env, and a `_step` mask if only some envs are meant."""
     td = TensorDict({"action": torch.tensor(actions)}, batch_size=[len(actions)])
@@ -80,7 +101,7 @@ class Face:
     Attributes:
         name: "async-..." for the async ones.
         cls: The class.
-        processes: In how many processes: 0 for none, None for one per env.
+        processes: In how many processes: 0 for none, None for one per env; with two, one of them has several envs.
         threads: In how many threads, likewise.
     """
 
@@ -112,7 +133,7 @@ class Face:
             for name in TIMEOUTS:
                 options.pop(name, None)
         else:
-            options.setdefault("num_processes", min(num_workers, hosts or num_workers))
+            options.setdefault("num_processes", num_hosts(hosts, num_workers))
         if hosts != 0 and not self.in_processes:
             options["backend"] = "thread"
         return self.cls(num_workers, create_env_fn, **options)
@@ -129,11 +150,14 @@ class Face:
 
 
 TIMEOUTS = ("step_timeout", "start_timeout", "close_timeout")
-PROCESS_FACES = (
+IN_PROCESSES = (
     Face("async-packed", AsyncParallelEnv, 2),
     Face("async-one-each", AsyncParallelEnv, None),
     Face("packed", ParallelEnv, 2),
     Face("one-each", ParallelEnv, None),
 )
 THREAD_FACES = (Face("async-thread", AsyncParallelEnv, 0, threads=2), Face("thread", ParallelEnv, 0, threads=None))
-FACES = (Face("async-serial", AsyncSerialEnv, 0), Face("serial", SerialEnv, 0), *PROCESS_FACES, *THREAD_FACES)
+EVERY_FACE = (Face("async-serial", AsyncSerialEnv, 0), Face("serial", SerialEnv, 0), *IN_PROCESSES, *THREAD_FACES)
+ASYNC_PROCESS_FACES = IN_PROCESSES[:2]
+PROCESS_FACES = (IN_PROCESSES[0], IN_PROCESSES[3])
+FACES = (*EVERY_FACE[:2], *PROCESS_FACES, *THREAD_FACES)

@@ -397,3 +397,29 @@ class Unbuildable:
 
 def _refuse() -> None:
     raise ValueError("cannot be rebuilt")
+
+
+class PausingEnv(gym.Env[Any, Any]):
+    """Sleeps, or computes, for some milliseconds a step.
+
+    Args:
+        sleeps: Whether it sleeps.
+    """
+
+    observation_space = gym.spaces.Discrete(2)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, sleeps: bool) -> None:
+        self.sleeps = sleeps
+
+    def reset(self, **_: Any) -> tuple[int, dict[str, Any]]:
+        return 0, {}
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        if self.sleeps:
+            time.sleep(0.008)
+        else:
+            end = time.process_time() + 0.008
+            while time.process_time() < end:
+                pass
+        return 1, 0.0, False, False, {}

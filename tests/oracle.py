@@ -13,7 +13,6 @@ one list of those.
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -35,7 +34,16 @@ import pytest
 
 import aioenvs
 
-__all__ = ["AIOENVS", "DIFFERENCES", "LIBRARIES", "TORCHRL", "Library", "has_torchrl", "over_libraries"]
+__all__ = [
+    "AIOENVS",
+    "DIFFERENCES",
+    "LIBRARIES",
+    "TORCHRL",
+    "Library",
+    "has_torchrl",
+    "over_libraries",
+    "start_what_torchrl_shares",
+]
 
 DIFFERENCES: Mapping[str, str] = {
     "beside a nested done": "TorchRL keeps the root's last observation where nested dones alone ask for a reset",
@@ -183,13 +191,12 @@ class _Switching(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         cloudpickle.register_pickle_by_value(module)  # no other process can import it
 
 
-@functools.cache
-def _install() -> None:
-    sys.meta_path.insert(0, _Switching())
-    # TorchRL's workers share these, which outlive every test
-    multiprocessing.resource_tracker.ensure_running()
-    multiprocessing.heap.BufferWrapper(1)
+def start_what_torchrl_shares() -> None:
+    """Start what TorchRL's workers share, which outlives every test; not for workers that import this module."""
+    if has_torchrl():
+        multiprocessing.resource_tracker.ensure_running()
+        multiprocessing.heap.BufferWrapper(1)
 
 
 if has_torchrl():
-    _install()
+    sys.meta_path.insert(0, _Switching())

@@ -246,3 +246,39 @@ class MarkedEnv(CountingEnv):
             "agent": {"count": np.array([self.steps], np.int16)},
             "word": word,
         }
+
+
+class ChoiceEnv(gym.Env[Any, Any]):
+    """Observes its last action, and the number of its steps.
+
+    Args:
+        n: How many actions there are.
+    """
+
+    observation_space = Box(0, 100, (2,), np.float32)
+
+    def __init__(self, n: int = 2) -> None:
+        self.action_space = Discrete(n)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.steps = 0
+        return np.array([100, 0], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        self.steps += 1
+        return np.array([action, self.steps], np.float32), 1.0, False, False, {}
+
+
+class HintedCartPole(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps what its resets were given."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.resets: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.resets.append((seed, copy.deepcopy(options)))
+        if options is not None:
+            options["spoilt"] = True
+        return self.env.reset(seed=seed)

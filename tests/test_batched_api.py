@@ -25,6 +25,8 @@ from torch_faces import (
     PROCESS_TORCH_FACES,
     Driver,
     TorchFace,
+    faces_called,
+    over_every_torch_face,
     over_own_torch_faces,
     over_torch_faces,
 )
@@ -56,9 +58,7 @@ over_plain_classes = pytest.mark.parametrize("cls", [SerialEnv, ParallelEnv])
 over_plain_faces = pytest.mark.parametrize("face", PLAIN_FACES)
 over_async_faces = pytest.mark.parametrize("face", ASYNC_TORCH_FACES)
 over_process_faces = pytest.mark.parametrize("face", PROCESS_TORCH_FACES)
-over_one_of_each = pytest.mark.parametrize(
-    "face", [p for p in OWN_TORCH_FACES if p.values[0].name in ("serial", "async-packed", "one-each", "async-thread")]
-)
+over_one_of_each = pytest.mark.parametrize("face", faces_called("serial", "async-packed", "one-each", "async-thread"))
 
 
 def observed(td: Any) -> list[int]:
@@ -106,7 +106,7 @@ def test_they_are_what_their_specs_say(face: TorchFace, toy: Any) -> None:
         check_env_specs(env, return_contiguous=False if toy is DynamicShapeEnv else None)
 
 
-@over_torch_faces
+@over_every_torch_face
 async def test_sizes_and_keys(face: TorchFace) -> None:
     async with face.open(3, face.toys.CountingEnv, {"batch_size": [2]}) as env:
         assert env.batch_size == env.shape == (3, 2)
@@ -419,9 +419,8 @@ def test_a_creator_of_a_batch(face: TorchFace) -> None:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
-@over_parallel_classes
-async def test_start_methods(cls: Any, method: str) -> None:
-    env = Driver(cls(2, lambda: TalkingEnv(start=4), num_processes=1, mp_start_method=method))
+async def test_start_methods(method: str) -> None:
+    env = Driver(AsyncParallelEnv(2, lambda: TalkingEnv(start=4), num_processes=1, mp_start_method=method))
     td = env.rand_action(await env.reset())
     await env.step(td)
     assert observed(td) == [5, 5]

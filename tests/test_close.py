@@ -238,8 +238,9 @@ def descriptors() -> dict[int, str]:
     return {fd: target for fd, target in found.items() if fd not in warm and "eventpoll" not in target}
 
 
-@pytest.mark.parametrize("method", ["forkserver", "fork"])
-@pytest.mark.parametrize("face", PROCESS_FACES[::3], ids=lambda face: face.name)
+@pytest.mark.parametrize(
+    ("face", "method"), list(zip(PROCESS_FACES, ["forkserver", "fork"], strict=True)), ids=["forkserver", "fork"]
+)
 async def test_many_starts_and_closes_cost_nothing(face: Face, method: str) -> None:
     env = face.make(2, CountingEnv, create_env_kwargs=numbered(2), mp_start_method=method)
 

@@ -37,7 +37,7 @@ KINDS = {
     spaces.MultiDiscrete: (MultiCategorical,),
     spaces.MultiBinary: (Binary,),
 }
-SOME = tuple(face for face in FACES if face.name in ("serial", "packed", "async-one-each"))
+SOME = tuple(face for face in FACES if face.name in ("serial", "async-packed"))
 
 some = pytest.mark.parametrize("face", SOME, ids=lambda face: face.name)
 Leaves = Iterator[tuple[tuple[str, ...], Any, list[Any]]]
@@ -177,8 +177,9 @@ async def test_random_actions_are_in_the_space(name: str, face: Face) -> None:
 
 
 async def test_large_payloads_in_both_directions_at_once(face: Face) -> None:
-    space = spaces.Text(10**7)
-    texts = [letter * 5_000_000 for letter in "abc"]
+    size = 1_000_000  # more than any pipe or socket holds
+    space = spaces.Text(size)
+    texts = [letter * size for letter in "abc"]
     async with face.open(NUM_ENVS, functools.partial(EchoEnv, space, plain=True)) as env:
         td = await face.call(env.reset, list_of_kwargs=told(["", "", ""]))
         for _ in range(2):
@@ -245,7 +246,7 @@ LIES: dict[str, tuple[Any, Any, Any, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", LIES)
-@pytest.mark.parametrize("face", [FACES[1], FACES[4]], ids=lambda face: face.name)
+@pytest.mark.parametrize("face", [FACES[1], FACES[2]], ids=lambda face: face.name)
 async def test_a_step_against_the_space(name: str, face: Face) -> None:
     space, good, bad, words = LIES[name]
     factories = [lambda value=value: ScriptedEnv(space, good, value) for value in (good, good, bad)]
@@ -257,7 +258,7 @@ async def test_a_step_against_the_space(name: str, face: Face) -> None:
         await face.call(env.reset)
 
 
-@pytest.mark.parametrize("face", [FACES[1], FACES[4]], ids=lambda face: face.name)
+@pytest.mark.parametrize("face", [FACES[1], FACES[2]], ids=lambda face: face.name)
 async def test_a_reset_against_the_space(face: Face) -> None:
     values = (GOOD, np.zeros(3), GOOD)
     factories = [lambda value=value: ScriptedEnv(BOX, value, GOOD) for value in values]
@@ -318,7 +319,7 @@ def test_what_is_no_reward_is_refused(reward: Any) -> None:
 
 @pytest.mark.parametrize("name", ["action", "reward", "done", "terminated", "truncated", "next", "_reset", "_step"])
 async def test_an_observation_key_that_is_taken(name: str) -> None:
-    for face, member in ((FACES[1], BOX), (FACES[4], spaces.Dict(inner=BOX))):
+    for face, member in ((FACES[1], BOX), (FACES[2], spaces.Dict(inner=BOX))):
         env = face.make(2, functools.partial(ScriptedEnv, spaces.Dict({name: member}), None))
         with pytest.raises(AioEnvsError, match=f"env [01] has an observation at .*{name}.*taken"):
             await face.call(env.start)

@@ -34,16 +34,13 @@ def test_quickstart_prints_the_same_shapes_for_both_faces() -> None:
     assert lines == ["AsyncParallelEnv", *twin, "ParallelEnv", *twin]
 
 
-def test_classic_loop_learns() -> None:
+def test_classic_loop_learns_and_is_repeatable() -> None:
     output = run_example("classic_loop.py", "--seed", "0", "--iterations", "25")
     returns = [float(found) for found in re.findall(r"mean return +([0-9.]+)$", output, flags=re.MULTILINE)]
     assert len(returns) == 25
     assert statistics.fmean(returns[-3:]) > 2 * statistics.fmean(returns[:3])
-
-
-def test_classic_loop_is_repeatable() -> None:
-    first, second = (run_example("classic_loop.py", "--seed", "3", "--iterations", "2") for _ in range(2))
-    assert first == second
+    again = run_example("classic_loop.py", "--seed", "0", "--iterations", "2")
+    assert again.splitlines() == output.splitlines()[:2]
 
 
 def test_classic_loop_help_lists_the_options() -> None:

@@ -11,19 +11,22 @@ import cloudpickle
 import pytest
 import torch
 from talking_envs import DumbEnv, TalkingEnv, numbered
-from torch_faces import OWN_TORCH_FACES, TORCH_FACES, TorchFace, over_own_torch_faces, over_torch_faces
+from torch_faces import (
+    OWN_TORCH_FACES,
+    TORCH_FACES,
+    TorchFace,
+    faces_called,
+    over_own_torch_faces,
+    over_torch_faces,
+)
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, SerialEnv
 from aioenvs.envs import GymEnv
 from aioenvs.errors import AioEnvsError
 
 over_plain_faces = pytest.mark.parametrize("face", [p for p in OWN_TORCH_FACES if not p.values[0].is_async])
-over_one_of_each = pytest.mark.parametrize(
-    "face", [p for p in OWN_TORCH_FACES if p.values[0].name in ("serial", "async-packed", "thread")]
-)
-over_gym_faces = pytest.mark.parametrize(
-    "face", [p for p in OWN_TORCH_FACES if p.values[0].name in ("async-serial", "packed", "async-thread")]
-)
+over_one_of_each = pytest.mark.parametrize("face", faces_called("serial", "async-packed", "thread"))
+over_gym_faces = pytest.mark.parametrize("face", faces_called("async-serial", "packed", "async-thread"))
 over_plain_torch_faces = pytest.mark.parametrize("face", [p for p in TORCH_FACES if not p.values[0].is_async])
 
 

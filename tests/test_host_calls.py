@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, ClassVar
+from typing import Any
 
-import failing_envs
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
+from holding_envs import Holding, HoldingGymEnv, OddEnv
 from tensordict import TensorDict, TensorDictBase
-from torch_faces import OWN_TORCH_FACES, TorchFace
+from torch_faces import TorchFace, faces_called
 
 from aioenvs import AsyncSerialEnv, ParallelEnv, SerialEnv
 from aioenvs.engine.adapters import Call, Handling
@@ -24,52 +22,8 @@ from aioenvs.mdp import terminated_or_truncated
 from aioenvs.specs import Categorical, Composite
 from aioenvs.testing import CountingEnv
 
-over_each_host = pytest.mark.parametrize(
-    "face", [p for p in OWN_TORCH_FACES if p.values[0].name in ("serial", "async-serial", "async-packed", "thread")]
-)
-over_plain_hosts = pytest.mark.parametrize(
-    "face", [p for p in OWN_TORCH_FACES if p.values[0].name in ("serial", "packed", "thread")]
-)
-
-
-class Holding:
-    """Has things that callers may ask for; the lock is one that cannot leave its process."""
-
-    shared: ClassVar[list[int]] = [0]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.things = [1, 2]
-        self.lock = threading.Lock()
-        self.weights = {"w": np.zeros(2)}
-        self.given: Any = None
-
-    def give(self) -> list[int]:
-        return self.things
-
-    def give_shared(self) -> list[int]:
-        return self.shared
-
-    def take(self, given: Any) -> bool:
-        self.given = given
-        return True
-
-    def has(self, given: Any) -> bool:
-        return self.given is given
-
-    def add(self) -> None:
-        self.things.append(len(self.things))
-        self.weights["w"] += 1
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return self.weights
-
-    def load_state_dict(self, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        self.weights = state
-
-
-class HoldingGymEnv(Holding, failing_envs.CountingEnv):
-    """Of Gymnasium's kind."""
+over_each_host = pytest.mark.parametrize("face", faces_called("serial", "async-serial", "async-packed", "thread"))
+over_plain_hosts = pytest.mark.parametrize("face", faces_called("serial", "packed", "thread"))
 
 
 class HoldingEnv(Holding, CountingEnv):
@@ -117,9 +71,7 @@ async def test_what_an_env_is_given_is_its_own(face: TorchFace, factory: Any) ->
         assert await env.read("given") == [{"numbers": [1]}] * 2
 
 
-@pytest.mark.parametrize(
-    "face", [p for p in OWN_TORCH_FACES if p.values[0].name in ("serial", "async-serial", "thread", "async-thread")]
-)
+@pytest.mark.parametrize("face", faces_called("serial", "async-serial", "thread", "async-thread"))
 @over_kinds
 async def test_what_cannot_be_copied_is_shared_within_a_process(face: TorchFace, factory: Any) -> None:
     lock, numbers = threading.Lock(), [1]
@@ -217,29 +169,16 @@ def test_outcomes_are_merged() -> None:
 # -- whose errors ---------------------------------------------------------------------------------------
 
 
-class Odd(gym.Env[Any, Any]):
-    """Observes what does not fit its space; the space is of the size that it is told."""
-
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, size: int, wrong: bool) -> None:
-        self.observation_space = gym.spaces.Box(-1, 1, (size,), np.float32)
-        self.wrong = wrong
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return np.zeros(9 if self.wrong else self.observation_space.shape, np.float32), {}
-
-
 @pytest.mark.parametrize("cls", [SerialEnv, ParallelEnv])
 def test_an_observation_that_does_not_fit_names_its_env(cls: Any) -> None:
     kwargs = [{"size": size, "wrong": index == 3} for index, size in enumerate((1, 2, 1, 2))]
-    with cls(4, Odd, create_env_kwargs=kwargs) as env, pytest.raises(SpecMismatchError, match=r"^env 3: expected"):
+    with cls(4, OddEnv, create_env_kwargs=kwargs) as env, pytest.raises(SpecMismatchError, match=r"^env 3: expected"):
         env.reset()
 
 
 def test_an_env_by_itself_is_named_by_what_it_is() -> None:
     with pytest.raises(SpecMismatchError, match=r"^GymWrapper\(env=.*\): expected float32"):
-        GymWrapper(Odd(1, wrong=True)).reset()
+        GymWrapper(OddEnv(1, wrong=True)).reset()
 
 
 class ForeignSpec:

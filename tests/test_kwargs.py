@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-import gymnasium
 import pytest
 import torch
+from space_envs import HintedCartPole
 from talking_envs import TalkingEnv, numbered
 from tensordict import TensorDict
-from torch_faces import OWN_TORCH_FACES, Driver, TorchFace, over_own_torch_faces, over_torch_faces
+from torch_faces import Driver, TorchFace, faces_called, over_own_torch_faces, over_torch_faces
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
 from aioenvs.envs import EnvCreator, GymWrapper
@@ -18,23 +17,7 @@ from aioenvs.errors import AioEnvsError
 
 CLASSES = [SerialEnv, ParallelEnv, AsyncSerialEnv, AsyncParallelEnv]
 over_classes = pytest.mark.parametrize("cls", CLASSES)
-over_gym_faces = pytest.mark.parametrize(
-    "face", [p for p in OWN_TORCH_FACES if p.values[0].name in ("serial", "packed", "async-one-each", "thread")]
-)
-
-
-class HintedCartPole(gymnasium.Wrapper):
-    """Keeps what its resets were given."""
-
-    def __init__(self) -> None:
-        super().__init__(gymnasium.make("CartPole-v1"))
-        self.resets: list[Any] = []
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.resets.append((seed, copy.deepcopy(options)))
-        if options is not None:
-            options["spoilt"] = True
-        return self.env.reset(seed=seed)
+over_gym_faces = pytest.mark.parametrize("face", faces_called("serial", "packed", "async-one-each", "thread"))
 
 
 def observed(td: Any) -> list[int]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import failing_envs as faults
 import pytest
 import torch
 from faces import FACES, Face, acting, masked, observed
@@ -20,10 +21,6 @@ LENGTHS = numbered(NUM_ENVS, {0: {"length": 2}, 2: {"length": 3}})
 
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 one_of_each = pytest.mark.parametrize("face", [FACES[1], FACES[2]], ids=lambda face: face.name)
-
-
-def fails() -> None:
-    raise ValueError("no")
 
 
 def stamp(td: TensorDict) -> TensorDict:
@@ -81,10 +78,10 @@ async def test_keys_that_are_absent_keep_the_latest_values(face: Face, shape: An
 
 @pytest.mark.parametrize("command", ["step", "step_and_maybe_reset"])
 async def test_the_latest_values_are_known_after_a_failed_step_too(face: Face, command: str) -> None:
-    kwargs = numbered(NUM_ENVS, {0: {"length": 2}, 1: {"fault": fails, "at": (1, 2)}})
+    kwargs = numbered(NUM_ENVS, {0: {"length": 2}, 1: {"fault": faults.raise_value_error, "at": (1, 2)}})
     async with face.open(NUM_ENVS, MarkedEnv, create_env_kwargs=kwargs) as env:
         td = step_mdp(await face.call(env.step, (await face.call(env.reset)).update(acting(ACTIONS))))
-        with pytest.raises(ValueError, match="no"):
+        with pytest.raises(ValueError, match="hot"):
             await face.call(getattr(env, command), td.update(acting(ACTIONS)))
         result = await face.call(env.reset, masked("_reset", NUM_ENVS, [1]))
     first = ([0, 1, 2, 20], 2, "0.1.2") if command == "step" else ([0, 2, 0, 0], 0, "0.2.0")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from talking_envs import TalkingEnv, numbered
 from tensordict import TensorDict
-from torch_faces import OWN_TORCH_FACES, TORCH_FACES, Driver, TorchFace
+from torch_faces import Driver, TorchFace, faces_called
 
 from aioenvs import AsyncSerialEnv, ParallelEnv, SerialEnv
 from aioenvs.engine.seeding import seed_chain
@@ -23,14 +23,20 @@ INNER = {
     "parallel": lambda count, fn, kwargs=None: ParallelEnv(count, fn, create_env_kwargs=kwargs, num_processes=1),
     "thread": lambda count, fn, kwargs=None: ParallelEnv(count, fn, create_env_kwargs=kwargs, backend="thread"),
 }
-OUTER = [p for p in OWN_TORCH_FACES if p.values[0].name in ("serial", "async-serial", "packed", "async-one-each")]
-NESTINGS = [
-    pytest.param(face.values[0], inner, id=f"{face.values[0].name}-of-{inner}")
-    for face, inner in itertools.product(OUTER, INNER)
-    if (face.values[0].name, inner) != ("packed", "thread")
-]
-over_nestings = pytest.mark.parametrize(("face", "inner"), NESTINGS)
-over_outer_faces = pytest.mark.parametrize("face", OUTER)
+
+
+def nestings(*names: str) -> Any:
+    """Parameters `face` and `inner`, by names such as "packed-of-serial"."""
+    pairs = [name.split("-of-") for name in names]
+    params = [pytest.param(*faces_called(outer)[0].values, inner, id=f"{outer}-of-{inner}") for outer, inner in pairs]
+    return pytest.mark.parametrize(("face", "inner"), params)
+
+
+NESTINGS = ("serial-of-thread", "async-serial-of-parallel", "packed-of-serial", "async-one-each-of-thread")
+over_nestings = nestings(*NESTINGS)
+# workers that have workers are slow to start
+over_all_nestings = nestings(*NESTINGS, "serial-of-serial", "packed-of-parallel")
+over_outer_faces = pytest.mark.parametrize("face", faces_called("serial", "packed", "async-one-each"))
 CHAIN, FOLLOWING = seed_chain(0, 4)
 
 
@@ -46,7 +52,7 @@ def counts(td: Any) -> list[list[int]]:
     return values
 
 
-@over_nestings
+@over_all_nestings
 async def test_steps_and_resets(face: TorchFace, inner: str) -> None:
     factories = [nested(inner, 2, CountingEnv, [{"start": 10 * i, "max_steps": 2}, {"start": 5}]) for i in range(2)]
     async with face.open(2, factories) as env:
@@ -95,7 +101,7 @@ async def test_partial_steps_select_whole_outer_envs(face: TorchFace, inner: str
             await env.step(td)
 
 
-@over_nestings
+@over_all_nestings
 async def test_seeds_are_one_chain(face: TorchFace, inner: str) -> None:
     async with face.open(2, nested(inner, 2, TalkingEnv)) as env:
         assert env.num_seeds == 4
@@ -142,7 +148,7 @@ async def test_reset_arguments(face: TorchFace, inner: str) -> None:
         assert counts(await env.reset(list_of_kwargs=each, start=6)) == [[4, 4], [5, 6]]
 
 
-@over_nestings
+@over_all_nestings
 async def test_methods_attributes_and_states(face: TorchFace, inner: str) -> None:
     async with face.open(2, nested(inner, 2, TalkingEnv, numbered(2))) as env:
         assert await env.ask("shout") == [["here is 0", "here is 1"]] * 2
@@ -173,7 +179,7 @@ async def test_attributes_of_the_inner_envs_can_be_set(face: TorchFace, inner: s
         assert await env.ask("shout") == [["here is c", "here is d"], ["here is e", "here is f"]]
 
 
-@over_nestings
+@over_all_nestings
 async def test_the_failure_of_an_inner_env(face: TorchFace, inner: str) -> None:
     factories = [nested(inner, 2, CountingEnv), nested(inner, 2, FailingEnv, [{"at": 2}, {"at": 99}])]
     async with face.open(2, factories) as env:
@@ -186,7 +192,7 @@ async def test_the_failure_of_an_inner_env(face: TorchFace, inner: str) -> None:
         assert counts(td) == [[1, 1], [1, 1]]
 
 
-@over_nestings
+@over_all_nestings
 async def test_closing_closes_all(face: TorchFace, inner: str) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     async with face.open(2, nested(inner, 2, TalkingEnv)) as env:
@@ -199,7 +205,7 @@ async def test_closing_closes_all(face: TorchFace, inner: str) -> None:
         assert counts(await env.reset()) == [[0, 0], [0, 0]]  # and it opens again
 
 
-@over_nestings
+@over_all_nestings
 async def test_an_inner_factory_that_raises(face: TorchFace, inner: str) -> None:
     env = Driver(face.make(2, nested(inner, 2, FailingEnv, {"where": "init", "message": "no reactor"})))
     with pytest.raises(WorkerStartError, match=r"env [01].*no reactor"):
@@ -207,10 +213,8 @@ async def test_an_inner_factory_that_raises(face: TorchFace, inner: str) -> None
     assert env.is_closed
 
 
-@pytest.mark.parametrize("inner", INNER)
-@pytest.mark.parametrize("outer", ["serial", "packed"])
-def test_nested_batches_are_what_their_specs_say(outer: str, inner: str) -> None:
-    (face,) = (p.values[0] for p in OWN_TORCH_FACES if p.values[0].name == outer)
+@nestings("serial-of-serial", "serial-of-parallel", "packed-of-serial", "packed-of-thread")
+def test_nested_batches_are_what_their_specs_say(face: TorchFace, inner: str) -> None:
     for toy in (CountingEnv, StateEnv, NonTensorEnv):
         with face.make(2, nested(inner, 2, toy)) as env:
             assert env.batch_size == (2, 2)
@@ -261,7 +265,7 @@ async def test_an_async_batch_is_no_env_of_a_batch(face: TorchFace) -> None:
     assert env.is_closed
 
 
-@pytest.mark.parametrize("face", [p for p in TORCH_FACES if p.values[0].name in ("serial", "torchrl-serial")])
+@pytest.mark.parametrize("face", faces_called("serial", "torchrl-serial"))
 async def test_sizes_of_a_nested_batch(face: TorchFace) -> None:
     toys, serial = face.toys, face.library.SerialEnv
     async with face.open(2, lambda: serial(3, toys.CountingEnv)) as env:

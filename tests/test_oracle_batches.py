@@ -12,15 +12,15 @@ import pytest
 import torch
 from oracle import DIFFERENCES, TORCHRL_MARKS
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
-from torch_faces import TORCH_FACES, Driver, TorchFace
+from torch_faces import EVERY_TORCH_FACE, Driver, TorchFace
 
 from aioenvs import SerialEnv, testing
 
 pytestmark = list(TORCHRL_MARKS)
 COUNT = 3
 STEPS = 7
-FACES = {param.id: param.values[0] for param in TORCH_FACES}
-OWN = [FACES[name] for name in ("serial", "async-serial", "packed", "one-each", "async-packed", "thread")]
+FACES = {param.id: param.values[0] for param in EVERY_TORCH_FACE}
+OWN = [FACES[name] for name in ("serial", "async-serial", "packed", "thread")]
 SELECTED = torch.tensor([True, False, True])
 
 Trajectory = list[tuple[str, Any]]

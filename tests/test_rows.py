@@ -3,13 +3,12 @@
 import asyncio
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from faces import Face
 from gymnasium import spaces
-from space_envs import EchoEnv
+from space_envs import ChoiceEnv, EchoEnv
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch_faces import TorchFace, over_own_torch_faces
 
@@ -17,26 +16,6 @@ from aioenvs import AsyncParallelEnv, EnvBase, GymWrapper, ParallelEnv, SerialEn
 from aioenvs.errors import SpecMismatchError
 from aioenvs.specs import Categorical, Composite, Unbounded
 from aioenvs.testing import NonTensorEnv
-
-
-class ChoiceEnv(gym.Env[Any, Any]):
-    """Observes its last action, and the number of its steps."""
-
-    observation_space = spaces.Box(0, 100, (2,), dtype="float32")
-
-    def __init__(self, n: int = 2) -> None:
-        self.action_space = spaces.Discrete(n)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self.steps = 0
-        return torch.tensor([100.0, 0.0]).numpy(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert self.action_space.contains(action)
-        self.steps += 1
-        if options := getattr(self, "wait", None):
-            options()
-        return torch.tensor([float(action), float(self.steps)]).numpy(), 1.0, False, False, {}
 
 
 class GivenEnv(EnvBase):

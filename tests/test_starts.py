@@ -76,6 +76,13 @@ for method in ("forkserver", "spawn", "fork"):
         with aioenvs.ParallelEnv(2, factory, create_env_kwargs=kwargs, mp_start_method=method) as env:
             print(method, name, stepped(env), sep=", ")
 """
+FEW_FACTORIES = """
+for method in ("forkserver", "spawn", "fork"):
+    for factory in (MainEnv, lambda: MainEnv(2)):
+        with aioenvs.ParallelEnv(2, factory, mp_start_method=method) as env:
+            print(method, stepped(env))
+"""
+FEW_LINES = [f"{method} {values}" for method in METHODS for values in ([1.0, 1.0], [3.0, 3.0])]
 FACTORY_LINES = [
     f"{method}, {name}, {values}"
     for method in METHODS
@@ -97,12 +104,13 @@ async def main(method):
         print(method, stepped(env), threading.active_count())
     print(method, threading.active_count())
 
-for method in ("forkserver", "spawn", "fork"):
-    {runner}(main(method))
-    with aioenvs.ParallelEnv(2, lambda: MainEnv(5), mp_start_method=method) as env:
-        print(method, stepped(env), threading.active_count())
+for run in (asyncio.run, uvloop.run):
+    for method in ("forkserver", "spawn", "fork"):
+        run(main(method))
+        with aioenvs.ParallelEnv(2, lambda: MainEnv(5), mp_start_method=method) as env:
+            print(method, stepped(env), threading.active_count())
 """
-LOOP_LINES = [
+LOOP_LINES = 2 * [
     line
     for method in METHODS
     for line in (f"{method} [4.0, 4.0]", f"{method} [5.0, 5.0] 2", f"{method} 1", f"{method} [6.0, 6.0] 1")
@@ -118,6 +126,7 @@ for method in ("forkserver", "spawn", "fork"):
             print(method, type(error) is MainError, error.args, ["env 1" in note for note in error.__notes__])
         env.reset()
 """
+ERROR_LINES = [f"{method} True (13, 'unlucky') [True]" for method in METHODS]
 
 LATE = """
 import sys
@@ -169,19 +178,18 @@ def from_stdin(folder: Path, code: str) -> list[str]:
     return python(folder, "-", code=code)
 
 
-@pytest.mark.parametrize("run", [as_script, as_module, as_argument, from_stdin])
-def test_factories_of_every_kind(run: Callable[[Path, str], list[str]], tmp_path: Path) -> None:
-    assert run(tmp_path, ENVS + FACTORIES) == FACTORY_LINES
-
-
-@pytest.mark.parametrize("runner", ["asyncio.run", "uvloop.run"])
-def test_both_faces_inside_a_running_loop(runner: str, tmp_path: Path) -> None:
-    assert as_script(tmp_path, ENVS + LOOPS.format(runner=runner)) == LOOP_LINES
-
-
 @pytest.mark.parametrize("run", [as_script, from_stdin])
-def test_exceptions_of_the_program_are_caught_by_type(run: Callable[[Path, str], list[str]], tmp_path: Path) -> None:
-    assert run(tmp_path, ENVS + ERRORS) == [f"{method} True (13, 'unlucky') [True]" for method in METHODS]
+def test_factories_of_every_kind_and_exceptions_by_type(run: Callable[[Path, str], list[str]], tmp_path: Path) -> None:
+    assert run(tmp_path, ENVS + FACTORIES + ERRORS) == FACTORY_LINES + ERROR_LINES
+
+
+@pytest.mark.parametrize("run", [as_module, as_argument])
+def test_factories_of_other_programs(run: Callable[[Path, str], list[str]], tmp_path: Path) -> None:
+    assert run(tmp_path, ENVS + FEW_FACTORIES) == FEW_LINES
+
+
+def test_both_faces_inside_a_running_loop(tmp_path: Path) -> None:
+    assert as_script(tmp_path, ENVS + LOOPS) == LOOP_LINES
 
 
 def test_a_module_from_a_path_that_was_added_at_run_time(tmp_path: Path) -> None:

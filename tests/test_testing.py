@@ -19,7 +19,7 @@ import pytest
 import torch
 from oracle import AIOENVS, DIFFERENCES, TORCHRL, TORCHRL_MARKS, Library, over_libraries, switched
 from tensordict import NonTensorStack, TensorDict, TensorDictBase
-from torch_faces import GRAD_TORCH_FACES, TorchFace, over_torch_faces
+from torch_faces import EVERY_TORCH_FACE, GRAD_TORCH_FACES, TorchFace
 
 from aioenvs import testing
 
@@ -516,7 +516,7 @@ def test_it_takes_its_time(library: Library) -> None:
 # -- the faces ------------------------------------------------------------------------------------------
 
 
-@over_torch_faces
+@pytest.mark.parametrize("face", EVERY_TORCH_FACE)
 async def test_one_body_drives_every_face(face: TorchFace) -> None:
     kwargs = [{"max_steps": 2 + i, "start": 10 * i, "custom_attr": i} for i in range(3)]
     async with face.open(3, face.toys.CountingEnv, kwargs) as env:

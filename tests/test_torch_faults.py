@@ -18,7 +18,7 @@ from failing_envs import Gate
 from processes import still_alive
 from tensordict import TensorDictBase
 from test_death import kill_and_reap
-from torch_faces import ASYNC_TORCH_FACES, OWN_TORCH_FACES, PROCESS_TORCH_FACES, Driver, TorchFace, over_own_torch_faces
+from torch_faces import PROCESS_TORCH_FACES, Driver, TorchFace, faces_called, over_own_torch_faces
 
 from aioenvs import AsyncParallelEnv, ParallelEnv
 from aioenvs.errors import (
@@ -444,14 +444,7 @@ def gated(gate: Gate, env_index: int = 1) -> list[dict[str, Any]]:
     return [{"wait": gate.wait} if env == env_index else {} for env in range(COUNT)]
 
 
-def waits(face: TorchFace) -> bool:
-    return face.in_processes or "thread" in face.name
-
-
-over_waiting_faces = pytest.mark.parametrize("face", [param for param in OWN_TORCH_FACES if waits(param.values[0])])
-over_waiting_async_faces = pytest.mark.parametrize(
-    "face", [param for param in ASYNC_TORCH_FACES if waits(param.values[0])]
-)
+over_waiting_async_faces = pytest.mark.parametrize("face", faces_called("async-packed", "async-thread"))
 
 
 @over_process_faces
@@ -504,7 +497,7 @@ async def test_the_late_answer_of_a_cancelled_step_is_dropped(face: TorchFace, g
         assert following["observation"].flatten().tolist() == [3, 3, 3]
 
 
-@pytest.mark.parametrize("face", ASYNC_TORCH_FACES)
+@pytest.mark.parametrize("face", faces_called("async-serial", "async-one-each", "async-thread"))
 @pytest.mark.parametrize("command", ["step", "step_and_maybe_reset", "reset", "call", "state_dict", "set_seed"])
 async def test_cancelled_at_any_turn_of_the_loop(face: TorchFace, command: str) -> None:
     async with face.open(2, CountingEnv, {"adds_up": True, "max_steps": 7}) as env:
@@ -582,7 +575,7 @@ async def test_a_constructor_dies(face: TorchFace, exit_code: int | None) -> Non
 async def test_a_constructor_hangs(face: TorchFace, gate: Gate) -> None:
     env = Driver(
         face.make(
-            COUNT, WaitingToBe, [{"wait": gate.wait if i == 1 else None} for i in range(COUNT)], start_timeout=2.0
+            COUNT, WaitingToBe, [{"wait": gate.wait if i == 1 else None} for i in range(COUNT)], start_timeout=0.5
         )
     )
     with pytest.raises(WorkerStartError, match="start_timeout"):

@@ -19,10 +19,8 @@ SIZES = ((), (1,), (4,), (32, 5))
 over_sizes = pytest.mark.parametrize("size", SIZES, ids=str)
 over_faces = pytest.mark.parametrize("face", faces())
 over_own_faces = pytest.mark.parametrize("face", OWN_TORCH_FACES)
-over_quick_faces = pytest.mark.parametrize("face", faces("serial", "async-serial", "thread", "packed"))
-over_quick_own_faces = pytest.mark.parametrize(
-    "face", faces("serial", "async-serial", "thread", "packed", torchrl=False)
-)
+over_quick_faces = pytest.mark.parametrize("face", faces("serial", "thread", "async-packed"))
+over_quick_own_faces = pytest.mark.parametrize("face", faces("serial", "thread", "async-packed", torchrl=False))
 
 
 async def stepped(env: Driver, face: TorchFace, steps: int) -> TensorDictBase:

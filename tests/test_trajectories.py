@@ -10,11 +10,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from faces import FACES, Face
+from faces import EVERY_FACE, FACES, Face
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from aioenvs import AsyncParallelEnv, ParallelEnv, SerialEnv
+from aioenvs import ParallelEnv, SerialEnv
 
 gym.register_envs(ale_py)
 
@@ -23,16 +23,11 @@ SEEDS = (0, 795726461, 2841183792)  # the chain that TorchRL's rule makes of see
 FOLLOWING = 2309840538
 FLAGS = ("done", "terminated", "truncated")
 
-HOSTS = (
-    *FACES,
-    Face("async-in-one", AsyncParallelEnv, 1),
-    Face("in-one", ParallelEnv, 1),
-)
-SOME = tuple(face for face in FACES if face.name in ("serial", "packed", "async-one-each"))
+SOME = tuple(face for face in FACES if face.name in ("serial", "async-packed"))
 
 Trajectory = dict[str, NDArray[Any]]
 
-hosts = pytest.mark.parametrize("face", HOSTS, ids=lambda face: face.name)
+every = pytest.mark.parametrize("face", EVERY_FACE, ids=lambda face: face.name)
 some = pytest.mark.parametrize("face", SOME, ids=lambda face: face.name)
 
 
@@ -139,7 +134,13 @@ def test_every_env_is_reset_on_the_way(name: str) -> None:
     assert not done.all()
 
 
-@hosts
+@every
+@pytest.mark.parametrize("name", ["CartPole", "LunarLander"])
+async def test_same_whatever_hosts_it(name: str, face: Face) -> None:
+    await check(face, name)
+
+
+@some
 @pytest.mark.parametrize("name", CASES)
 async def test_same_as_by_hand(name: str, face: Face) -> None:
     await check(face, name)

@@ -2,36 +2,13 @@
 
 import time
 import warnings
-from typing import Any
 
-import gymnasium as gym
 import pytest
+from failing_envs import PausingEnv
 
 from aioenvs import AsyncParallelEnv
 from aioenvs.engine.waiting import ENOUGH_STEPS, WaitMeter, waiting_share
 from aioenvs.errors import PerformanceWarning
-
-
-class Pausing(gym.Env[Any, Any]):
-    """Sleeps, or computes, for some milliseconds a step."""
-
-    observation_space = gym.spaces.Discrete(2)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, sleeps: bool) -> None:
-        self.sleeps = sleeps
-
-    def reset(self, **_: Any) -> tuple[int, dict[str, Any]]:
-        return 0, {}
-
-    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
-        if self.sleeps:
-            time.sleep(0.008)
-        else:
-            end = time.process_time() + 0.008
-            while time.process_time() < end:
-                pass
-        return 1, 0.0, False, False, {}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +48,7 @@ def test_one_env_needs_no_advice() -> None:
 async def test_packed_envs_that_wait_bring_one_warning(sleeps: bool, num_processes: int, advised: int) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        async with AsyncParallelEnv(2, lambda: Pausing(sleeps), num_processes=num_processes) as env:
+        async with AsyncParallelEnv(2, lambda: PausingEnv(sleeps), num_processes=num_processes) as env:
             td = await env.reset()
             for _ in range(ENOUGH_STEPS + 20):
                 td = await env.step(env.rand_action(td))

@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, TensorDictBase
-from torch_faces import OWN_TORCH_FACES, TORCH_FACES, Driver, TorchFace
+from torch_faces import OWN_TORCH_FACES, Driver, TorchFace, faces_called
 
 __all__ = ["ByHand", "Toy", "differing", "faces", "mask_of", "of_own", "trajectory"]
-
-QUICK = ("serial", "async-serial", "thread", "packed", "async-one-each")
 
 
 class Toy(NamedTuple):
@@ -36,9 +34,9 @@ class Toy(NamedTuple):
 
 
 def faces(*names: str, torchrl: bool = True) -> list[Any]:
-    """Some faces, as parameters: aioenvs' own of these names, all if there are none, and TorchRL's SerialEnv."""
-    own = [param for param in OWN_TORCH_FACES if not names or param.values[0].name in names]
-    return own + [param for param in TORCH_FACES if torchrl and param.values[0].name == "torchrl-serial"]
+    """Some faces, as parameters: aioenvs' own of these names, or `OWN_TORCH_FACES`; and TorchRL's SerialEnv."""
+    own = faces_called(*names) if names else OWN_TORCH_FACES
+    return [*own, *(faces_called("torchrl-serial") if torchrl else ())]
 
 
 def of_own(face: TorchFace) -> bool:

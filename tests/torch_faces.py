@@ -1,4 +1,4 @@
-"""Batched torch envs behind one interface: aioenvs' six faces in their kinds, and TorchRL's two where it is installed.
+"""Batched torch envs behind one interface: aioenvs' faces in their kinds, and TorchRL's two where it is installed.
 
     @over_torch_faces
     async def test_reset(face: TorchFace) -> None:
@@ -9,6 +9,10 @@
 What `open` gives is a `Driver`: all that is a coroutine method on the async faces is one on a driver, whatever face it
 drives, and everything else is the face's own. A plain face is called in a thread, where no event loop runs, with the
 grad mode of the test. Of TorchRL, there is what `oracle` says.
+
+A plain face runs the coroutine of the same name of an async one, so most tests need no face of each class in each kind:
+`OWN_TORCH_FACES` has both kinds of classes, and envs in this process, in threads, packed into processes and in one of
+their own; `EVERY_TORCH_FACE` has all there is.
 """
 
 from __future__ import annotations
@@ -23,19 +27,22 @@ from typing import Any
 
 import pytest
 import torch
-from faces import call
+from faces import call, num_hosts
 from oracle import AIOENVS, TORCHRL, TORCHRL_MARKS, Library
 
 from aioenvs import AsyncParallelEnv
 
 __all__ = [
     "ASYNC_TORCH_FACES",
+    "EVERY_TORCH_FACE",
     "GRAD_TORCH_FACES",
     "OWN_TORCH_FACES",
     "PROCESS_TORCH_FACES",
     "TORCH_FACES",
     "Driver",
     "TorchFace",
+    "faces_called",
+    "over_every_torch_face",
     "over_own_torch_faces",
     "over_torch_faces",
 ]
@@ -113,7 +120,7 @@ class TorchFace:
     Attributes:
         name: "async-..." for the async ones.
         class_name: The class, by its name in `library`.
-        processes: 0 for none, None for one per env.
+        processes: 0 for none, None for one per env; with two, one of them has several envs whatever their number.
         options: What the constructor is always given.
         library: Whose class it is.
     """
@@ -154,7 +161,7 @@ class TorchFace:
     def make(self, num_workers: int, create_env_fn: Any, create_env_kwargs: Any = None, **options: Any) -> Any:
         """A batched env that is not started; without the options that mean nothing to this face."""
         if self.in_processes:
-            options.setdefault("num_processes", min(num_workers, self.processes or num_workers))
+            options.setdefault("num_processes", num_hosts(self.processes, num_workers))
         else:
             options = {name: value for name, value in options.items() if name not in PROCESS_OPTIONS}
         if self.library is not AIOENVS:
@@ -197,13 +204,12 @@ def _only(params: Sequence[Any], condition: Callable[[TorchFace], bool]) -> tupl
     return tuple(param for param in params if condition(param.values[0]))
 
 
-OWN_TORCH_FACES = (
+OWN = (
     *_params(
         [
             TorchFace("serial", "SerialEnv", 0),
             TorchFace("async-serial", "AsyncSerialEnv", 0),
             TorchFace("packed", "ParallelEnv", 2),
-            TorchFace("one-process", "ParallelEnv", 1),
             TorchFace("one-each", "ParallelEnv", None),
             TorchFace("async-packed", "AsyncParallelEnv", 2),
             TorchFace("async-one-each", "AsyncParallelEnv", None),
@@ -217,19 +223,28 @@ OWN_TORCH_FACES = (
         pytest.mark.skipif(not _has_backend("thread"), reason="there is no thread backend yet"),
     ),
 )
-TORCH_FACES = (
-    *OWN_TORCH_FACES,
-    *_params(
-        [
-            TorchFace("torchrl-serial", "SerialEnv", 0, library=TORCHRL),
-            TorchFace("torchrl-parallel", "ParallelEnv", None, library=TORCHRL),
-        ],
-        *TORCHRL_MARKS,
-    ),
+TORCHRLS = _params(
+    [
+        TorchFace("torchrl-serial", "SerialEnv", 0, library=TORCHRL),
+        TorchFace("torchrl-parallel", "ParallelEnv", None, library=TORCHRL),
+    ],
+    *TORCHRL_MARKS,
 )
+EVERY_TORCH_FACE = (*OWN, *TORCHRLS)
+TWINS = ("one-each", "async-packed", "async-thread")  # what they differ in, others have too
+OWN_TORCH_FACES = _only(OWN, lambda face: face.name not in TWINS)
+TORCH_FACES = (*OWN_TORCH_FACES, TORCHRLS[0])
 PROCESS_TORCH_FACES = _only(OWN_TORCH_FACES, lambda face: face.in_processes)
 ASYNC_TORCH_FACES = _only(OWN_TORCH_FACES, lambda face: face.is_async)
 GRAD_TORCH_FACES = _only(TORCH_FACES, lambda face: face.keeps_grad)
 
+
+def faces_called(*names: str) -> tuple[Any, ...]:
+    """The faces of these names, as parameters."""
+    return _only(EVERY_TORCH_FACE, lambda face: face.name in names)
+
+
+# TorchRL's ParallelEnv takes seconds to start, and repeats its SerialEnv
+over_every_torch_face = pytest.mark.parametrize("face", EVERY_TORCH_FACE[:-1])
 over_torch_faces = pytest.mark.parametrize("face", TORCH_FACES)
 over_own_torch_faces = pytest.mark.parametrize("face", OWN_TORCH_FACES)
