@@ -133,6 +133,8 @@ class AsyncEnvs(AsyncCalls):
     async def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int:
         """Seed all envs; each uses its seed at its next reset.
 
+        For coroutine envs that is all: the random generators that all of a process share are left alone.
+
         Cancelling it leaves open which envs have got their seed.
 
         Args:
@@ -173,7 +175,7 @@ class AsyncEnvs(AsyncCalls):
         """Begin new episodes, in all envs or in those that a mask names.
 
         Cancelling it leaves open which envs were reset; those that still work on it are waited for by the next
-        request, and what they answer is dropped.
+        request, and what they answer is dropped. Coroutine envs are cancelled at the await where they are.
 
         Args:
             tensordict: Of shape `batch_size`. If it holds `_reset` (bool, shaped like `done`, beside it), only the envs
@@ -227,7 +229,8 @@ class AsyncEnvs(AsyncCalls):
         """Take one step in all envs, or in those that a mask names.
 
         Cancelling it, or running into `step_timeout`, leaves the envs that still work on it *draining*: the next
-        request for them waits until they have answered, and that answer is dropped.
+        request for them waits until they have answered, and that answer is dropped. Coroutine envs are cancelled at the
+        await where they are, and need a reset then.
 
         Args:
             tensordict: Of shape `batch_size`, with the actions, and with the states if the envs have any. If it holds
