@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from coroutine_envs import AwaitingEnv
+from faces import in_thread
 from failing_envs import CountingEnv
 
 from aioenvs.engine.adapters import Call, Handling
-from aioenvs.engine.concurrency import ConcurrentHost, run_to_end
+from aioenvs.engine.concurrency import ConcurrentHost
 from aioenvs.engine.host import EnvHost
 from aioenvs.engine.metadata import form_families
+from aioenvs.engine.portal import LoopPortal, run_to_end
 from aioenvs.engine.protocol import Opcode
 from aioenvs.errors import ResetNeededError
 
@@ -143,6 +145,48 @@ def test_tasks_that_are_left_are_ended() -> None:
 
     assert run_to_end(main()) == 3
     assert ended == [True]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_tasks_that_are_left_in_a_portal_are_ended(inside: bool) -> None:
+    """Inside of a running loop the portal has a thread of its own, and else it has none."""
+    ended = []
+
+    async def linger() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def begin() -> None:
+        begin.task = asyncio.create_task(linger())  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+
+    def use() -> None:
+        portal = LoopPortal()
+        portal.run(begin())
+        portal.close()
+
+    use() if inside else await in_thread(use)
+    assert ended == [True]
+
+
+async def test_a_close_that_exits_is_told_when_all_are_closed() -> None:
+    closed = []
+
+    class Exiting(AwaitingEnv):
+        async def close(self) -> None:
+            raise SystemExit(2)
+
+    class Quiet(AwaitingEnv):
+        async def close(self) -> None:
+            await asyncio.sleep(0)
+            closed.append(True)
+
+    host = ConcurrentHost(built(Exiting, Quiet))
+    with pytest.raises(SystemExit):
+        await host.close()
+    assert closed == [True]
 
 
 @pytest.mark.parametrize("whatever", [False, True])

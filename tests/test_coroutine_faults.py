@@ -325,7 +325,7 @@ async def test_tasks_that_envs_leave_are_ended(face: Face, tmp_path: Path) -> No
                 Note(str(tmp_path / "ended"))()
 
         async def close(self) -> None:
-            if face.name == "async-serial" or face.name == "serial":
+            if face.name == "async-serial":
                 self.task.cancel()
                 await asyncio.wait([self.task])
 
