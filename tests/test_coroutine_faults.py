@@ -193,9 +193,18 @@ async def test_a_timeout_of_the_callers_cancels_them(face: Face, gate: Gate) -> 
     each = {1: {"fault": Never(gate.names[0]), "at": (1, 1)}}
     async with face.open(2, AwaitingEnv, create_env_kwargs=numbered(2, each)) as env:
         await env.reset()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
+
+        async def step() -> None:
+            async with asyncio.timeout(50) as scope:
+                scopes.append(scope)
                 await env.step(acting([1, 1], only=[1]))
+
+        scopes: list[asyncio.Timeout] = []
+        stepping = asyncio.create_task(step())
+        await gate.arrival()
+        scopes[0].reschedule(0)
+        with pytest.raises(TimeoutError):
+            await stepping
         assert observed(await env.step(acting([1, 1], only=[0])))[0] == [0, 1, 1, 1]
         with pytest.raises(ResetNeededError, match="env 1"):
             await env.step(acting([1, 1]))
@@ -204,7 +213,7 @@ async def test_a_timeout_of_the_callers_cancels_them(face: Face, gate: Gate) -> 
 @pytest.mark.parametrize("face", [f for f in FACES if "serial" not in f.name], ids=lambda face: face.name)
 async def test_step_timeout_cancels_them(face: Face, gate: Gate) -> None:
     each = {1: {"fault": Never(gate.names[0]), "at": (1, 1)}}
-    async with face.open(2, AwaitingEnv, create_env_kwargs=numbered(2, each), step_timeout=0.5) as env:
+    async with face.open(2, AwaitingEnv, create_env_kwargs=numbered(2, each), step_timeout=2.0) as env:
         await face.call(env.reset)
         with pytest.raises(WorkerTimeoutError, match="did not answer step"):
             await face.call(env.step, acting([1, 1], only=[1]))
@@ -217,7 +226,7 @@ async def test_step_timeout_cancels_them(face: Face, gate: Gate) -> None:
 async def test_a_late_worker_is_restarted_where_that_was_asked_for(cls: Any, gate: Gate) -> None:
     face = Face("async" if cls is AsyncParallelEnv else "sync", cls, 1)
     each = {1: {"fault": Never(gate.names[0]), "at": (1, 1)}}
-    options = {"step_timeout": 1.0, "on_worker_death": "restart"}
+    options = {"step_timeout": 3.0, "on_worker_death": "restart"}
     async with face.open(2, AwaitingEnv, create_env_kwargs=numbered(2, each), **options) as env:
         await face.call(env.reset)
         td = await face.call(env.step, acting([1, 1]))
