@@ -269,3 +269,35 @@ async def test_a_reply_after_a_failure_is_dropped(pipe: Pipe) -> None:
     assert pipe.answered == []
     with pytest.raises(WorkerDiedError):
         await future
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+async def test_a_worker_is_told_of_an_abandoned_request_if_it_can_do_something_about_it(
+    pipe: Pipe, cancels: bool
+) -> None:
+    future = pipe.channel.request(Opcode.STEP, {0}, cancels=cancels)
+    request = await pipe.peer.request()
+    future.cancel()
+    await asyncio.sleep(0)
+    pipe.channel.request(Opcode.RESET, {1})
+    following = await pipe.peer.request()
+    if cancels:
+        assert (following.opcode, following.sequence) == (Opcode.CANCEL, request.sequence)
+        following = await pipe.peer.request()
+    assert following.opcode is Opcode.RESET
+    await pipe.peer.reply(request)
+    await pipe.settle()
+    assert pipe.answered == [{0}]
+
+
+async def test_a_request_that_was_answered_is_not_cancelled_any_more(pipe: Pipe) -> None:
+    future = pipe.channel.request(Opcode.STEP, {0}, cancels=True)
+    await pipe.peer.reply(await pipe.peer.request())
+    assert (await future).opcode is Opcode.DONE
+    late = pipe.channel.request(Opcode.STEP, {0}, cancels=True)
+    request = await pipe.peer.request()
+    await pipe.peer.reply(request)
+    await pipe.settle()
+    late.cancel()
+    pipe.channel.request(Opcode.RESET, {1})
+    assert (await pipe.peer.request()).opcode is Opcode.RESET

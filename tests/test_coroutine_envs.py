@@ -104,6 +104,14 @@ async def test_plain_ones_step_while_coroutines_wait(gate: Gate) -> None:
         assert observed(await stepping) == [[0, 1, 1, 1], [1, 1, 1, 2]]
 
 
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+async def test_however_their_process_starts(method: str) -> None:
+    face = Face("async", AsyncParallelEnv, 2)
+    async with face.open(4, MeetingEnv, create_env_kwargs=numbered(4), mp_start_method=method) as env:
+        await env.reset()
+        assert observed(await env.step(acting([1, 2, 3, 4]))) == [[index, 1, 1, index + 1] for index in range(4)]
+
+
 @over_async_faces
 async def test_views_are_served_as_they_are_done(face: Face, gate: Gate) -> None:
     """Both are in one process, or thread; the first waits for the test, the second goes on."""

@@ -54,3 +54,16 @@ def test_torch_env_learns_by_gradients_through_the_env() -> None:
     before, after = (float(found) for found in re.findall(r"-?[0-9.]+(?= before| after)", first))
     assert after > before / 2 > before
     assert second == "serial and parallel rollouts are equal: True"
+
+
+def test_coroutine_envs_await_at_the_same_time() -> None:
+    output = run_example("coroutine_env.py", "--envs", "40", "--steps", "3", "--seconds", "0.2")
+    found = re.search(r"steps/s: (\d+); ideal, .* took time: 200; one env after the other: 5$", output, re.MULTILINE)
+    assert found is not None, output
+    assert int(found[1]) <= 200
+
+
+def test_coroutine_env_help_lists_the_options() -> None:
+    output = run_example("coroutine_env.py", "--help")
+    for option in ("--envs", "--processes", "--steps", "--seconds"):
+        assert option in output

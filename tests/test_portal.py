@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aioenvs.engine.portal import Immediate, LoopPortal
+from aioenvs.engine.portal import Immediate, LoopPortal, loop_wanted
 from aioenvs.errors import ConcurrencyError
 
 PRELUDE = """
@@ -464,3 +464,70 @@ def test_immediate_refuses_to_wait() -> None:
     with pytest.raises(TypeError, match="use AsyncSerialEnv"):
         Immediate().run(suspends())
     assert ended == [True]
+
+
+# -- from no loop to one --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def immediate() -> Iterator[Immediate]:
+    portal = Immediate()
+    yield portal
+    portal.close()
+
+
+async def later(value: int) -> int:
+    await loop_wanted()
+    await asyncio.sleep(0)
+    return value
+
+
+def test_a_loop_is_there_where_one_is_wanted(immediate: Immediate) -> None:
+    assert immediate.run(later(3)) == 3
+    assert immediate.run(identity(4)) == 4  # from then on
+
+    async def running() -> Any:
+        return asyncio.get_running_loop()
+
+    assert immediate.run(running()) is immediate.run(running())
+    assert not immediate.foreign
+
+
+async def test_a_loop_that_is_wanted_inside_another(immediate: Immediate) -> None:
+    async def loop() -> Any:
+        await loop_wanted()
+        return asyncio.get_running_loop()
+
+    assert immediate.run(loop()) is not asyncio.get_running_loop()
+
+
+def test_the_rest_of_a_coroutine_raises_and_is_cancelled_like_a_whole_one(immediate: Immediate) -> None:
+    seen = []
+
+    async def fail() -> None:
+        await loop_wanted()
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            seen.append("late")
+        await asyncio.sleep(0)
+        raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost"):
+        immediate.run(fail())
+    assert seen == ["late"]
+
+
+async def test_system_exit_in_the_portals_thread_is_the_callers() -> None:
+    portal = LoopPortal()
+
+    async def leave() -> None:
+        await asyncio.sleep(0)
+        raise SystemExit(4)
+
+    with pytest.raises(SystemExit) as caught:
+        portal.run(leave())
+    assert caught.value.code == 4
+    assert portal.run(identity(5)) == 5
+    portal.close()

@@ -123,6 +123,8 @@ class AsyncEnvs(AsyncSteps):
     ) -> int:
         """Seed all envs; each uses its seed at its next reset.
 
+        For coroutine envs that is all: the random generators that all of a process share are left alone.
+
         Cancelling it leaves open which envs have got their seed.
 
         Args:
@@ -165,7 +167,7 @@ class AsyncEnvs(AsyncSteps):
         """Begin new episodes, in all envs or in those that a mask names.
 
         Cancelling it leaves open which envs were reset; those that still work on it are waited for by the next
-        request, and what they answer is dropped.
+        request, and what they answer is dropped. Coroutine envs are cancelled at the await where they are.
 
         Args:
             tensordict: Of shape `batch_size`. If it holds `_reset` (bool, shaped like `done`, beside it), only the envs

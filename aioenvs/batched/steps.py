@@ -28,7 +28,8 @@ class AsyncSteps(AsyncCalls):
         """Take one step in all envs, or in those that a mask names.
 
         Cancelling it, or running into its time, leaves the envs that still work on it *draining*: the next request for
-        them waits until they have answered, and that answer is dropped.
+        them waits until they have answered, and that answer is dropped. Coroutine envs are cancelled at the await where
+        they are, and need a reset then.
 
         Args:
             tensordict: Of shape `batch_size`, with the actions, and with the states if the envs have any. If it holds

@@ -6,19 +6,17 @@ import asyncio
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from aioenvs.engine.adapters import EnvAdapter
 from aioenvs.engine.host import EnvHost, Outcome, Plan
 from aioenvs.engine.pool import outlast
 from aioenvs.engine.protocol import STEPS, Opcode
 
-__all__ = ["PATIENCE", "Batch", "ConcurrentHost", "run_to_end"]
+__all__ = ["Batch", "ConcurrentHost"]
 
-T = TypeVar("T")
-
-PATIENCE = 1.0  # seconds that cancelled coroutines get to end where nobody else sees to it that they do
 PLAYED = STEPS | {Opcode.RESET}
 
 
@@ -61,7 +59,7 @@ class Batch:
         self._outcome = Outcome()
         self._results: dict[int, Any] = {}
         self._tasks: dict[asyncio.Task[None], int] = {}
-        self._plain: list[tuple[int, EnvAdapter]] = []
+        self._plain: deque[tuple[int, EnvAdapter]] = deque()
         for env, adapter in envs:
             if adapter.metadata.has_coroutines or turns is not None:
                 task = loop.create_task(self._work(env, adapter))
@@ -119,7 +117,7 @@ class Batch:
 
     def _work_plainly(self) -> None:
         while self._plain:
-            env, adapter = self._plain.pop(0)
+            env, adapter = self._plain.popleft()
             try:
                 result = self._plan.action(env, adapter)
                 if result is not False:
@@ -161,6 +159,7 @@ class ConcurrentHost:
         self._turns = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
         self._batches: set[Batch] = set()
         self._closing: list[asyncio.Future[None]] = []
+        self._exit: BaseException | None = None
 
     def begin(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Batch:
         """Begin what an opcode says, with values by env index where there are any.
@@ -189,10 +188,15 @@ class ConcurrentHost:
 
         Args:
             patience: Seconds that the former has to end, and then the latter; None for as long as they take.
+
+        Raises:
+            BaseException: The last of the fatal ones that they raised.
         """
         ending = asyncio.ensure_future(self._end(patience))
         await outlast(ending, self._hurry)
         ending.result()
+        if self._exit is not None:
+            raise self._exit
 
     async def _end(self, patience: float | None) -> None:
         under_way = [batch.ended for batch in self._batches]
@@ -215,40 +219,9 @@ class ConcurrentHost:
             closing = adapter.close()
             if closing is not None:
                 await closing
+        except asyncio.CancelledError:
+            raise
         except self._host.fatal as error:
-            self._on_fatal(error)
-        except Exception:
+            self._exit = error
+        except BaseException:
             traceback.print_exc(file=sys.stderr)
-
-
-def run_to_end(main: Coroutine[Any, Any, T], *, whatever: bool = False) -> T:
-    """Run a coroutine on a new event loop, and then end the tasks that envs have left there.
-
-    Args:
-        main: What.
-        whatever: Go on also where a task of an env's own raises what ends a loop, such as SystemExit.
-    """
-    loop = asyncio.new_event_loop()
-    try:
-        task = loop.create_task(main)
-        while True:
-            try:
-                return loop.run_until_complete(task)
-            except (SystemExit, KeyboardInterrupt):
-                if task.done() or not whatever:
-                    raise
-                traceback.print_exc(file=sys.stderr)
-    finally:
-        try:
-            loop.run_until_complete(_wind_up())
-        finally:
-            loop.close()
-
-
-async def _wind_up() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    if left:
-        await asyncio.wait(left, timeout=PATIENCE)
-    await asyncio.get_running_loop().shutdown_asyncgens()

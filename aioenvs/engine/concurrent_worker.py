@@ -6,7 +6,8 @@ import asyncio
 import functools
 import socket
 
-from aioenvs.engine.concurrency import PATIENCE, Batch, ConcurrentHost, run_to_end
+from aioenvs.engine.concurrency import Batch, ConcurrentHost
+from aioenvs.engine.portal import PATIENCE, run_to_end
 from aioenvs.engine.protocol import Decoder, Frame, Opcode, encode
 from aioenvs.engine.worker import Worker, values_of
 

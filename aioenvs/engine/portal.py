@@ -8,7 +8,9 @@ import contextvars
 import functools
 import os
 import signal
+import sys
 import threading
+import traceback
 import types
 from collections.abc import Callable, Coroutine, Generator
 from types import FrameType
@@ -16,10 +18,11 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from aioenvs.errors import AioEnvsError, ConcurrencyError
 
-__all__ = ["Immediate", "LoopPortal", "Portal", "loop_wanted"]
+__all__ = ["PATIENCE", "Immediate", "LoopPortal", "Portal", "loop_wanted", "run_to_end"]
 
 T = TypeVar("T")
 
+PATIENCE = 1.0  # seconds that cancelled coroutines get to end where nobody else sees to it that they do
 LOOP = object()  # what `loop_wanted` yields
 
 
@@ -171,18 +174,9 @@ class LoopPortal:
     def _live(self) -> None:
         try:
             self._loop.run_forever()
-            self._loop.run_until_complete(self._end())
+            self._loop.run_until_complete(wind_up())
         finally:
             self._loop.close()
-
-    @staticmethod
-    async def _end() -> None:
-        """Let closed transports say goodbye, and forgotten tasks end."""
-        await asyncio.sleep(0)
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _submit(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
         if threading.current_thread() is self._thread:
@@ -206,7 +200,7 @@ class LoopPortal:
         if self._thread is None and asyncio._get_running_loop() is not None:
             self._move_to_thread()
         if self._thread is None:
-            self._loop.run_until_complete(self._end())
+            self._loop.run_until_complete(wind_up())
             self._loop.close()
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -287,3 +281,38 @@ class _Interrupts:
         self._pressed = True
         if self.act is not None:
             self.act()
+
+
+def run_to_end(main: Coroutine[Any, Any, T], *, whatever: bool = False) -> T:
+    """Run a coroutine on a new event loop, and then end the tasks that envs have left there.
+
+    Args:
+        main: What.
+        whatever: Go on also where a task of an env's own raises what ends a loop, such as SystemExit.
+    """
+    loop = asyncio.new_event_loop()
+    try:
+        task = loop.create_task(main)
+        while True:
+            try:
+                return loop.run_until_complete(task)
+            except (SystemExit, KeyboardInterrupt):
+                if task.done() or not whatever:
+                    raise
+                traceback.print_exc(file=sys.stderr)
+    finally:
+        try:
+            loop.run_until_complete(wind_up())
+        finally:
+            loop.close()
+
+
+async def wind_up() -> None:
+    """End the tasks that are left in a loop, and let closed transports say goodbye."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=PATIENCE)
+    await asyncio.sleep(0)
+    await asyncio.get_running_loop().shutdown_asyncgens()

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 from aioenvs.engine.adapters import Handling
 from aioenvs.engine.answering import AnsweringPool, all_or_none
-from aioenvs.engine.concurrency import Batch, ConcurrentHost, run_to_end
+from aioenvs.engine.concurrency import Batch, ConcurrentHost
 from aioenvs.engine.copying import received
 from aioenvs.engine.failure import factory_error, passable, summary
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.layout import Layout
 from aioenvs.engine.metadata import EnvMetadata
 from aioenvs.engine.pool import Selection, Timeouts
+from aioenvs.engine.portal import run_to_end
 from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.streams import Generators, leave_alone
 from aioenvs.errors import AioEnvsError, ClosedError, WorkerStartError, describe_envs
