@@ -302,7 +302,7 @@ async def moments(attempt: Callable[[Callable[[Any], Awaitable[Any]]], Awaitable
     cancelled = turns = 0
     while await attempt(partial(after_turns, turns=turns)):
         cancelled += 1
-        turns = turns + 1 if turns < 8 else turns * 3 // 2  # the later ones differ by what the clock says only
+        turns = turns + 1 if turns < 8 else turns * 2  # the later ones differ by what the clock says only
     for late in (False, True):
         number = 1
         while await attempt(partial(at_suspension, number=number, late=late)):
@@ -403,7 +403,8 @@ async def test_commands(face: Face, cls: Any) -> None:
         for name, command in COMMANDS.items():
             await trial.check(name, command, list(range(COUNT)))
             await trial.check(name, command, VIEW)
-            await trial.check(name, command, list(range(COUNT)), draining=True)
+            if cls is GymMarkEnv:  # what the envs deal in is no matter of that
+                await trial.check(name, command, list(range(COUNT)), draining=True)
 
 
 @over_faces
