@@ -104,25 +104,6 @@ async def test_cancelling_one_request_leaves_the_other_alone(async_face: Face, g
         assert observed(td) == [[0, 1, 2, 110], [1, 1, 2, 202], [2, 1, 1, 300], [3, 1, 2, 440]]
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2, 3])
-@pytest.mark.parametrize("command", ["step", "step_and_maybe_reset", "reset", "set_seed"])
-async def test_cancelled_at_once(async_face: Face, command: str, turns: int) -> None:
-    """Whether the envs took the step is open; every later result must fit to what they did."""
-    argument: Any = {"reset": None, "set_seed": 5}.get(command, acting([100] * 4))
-    async with async_face.open(4, CountingEnv, create_env_kwargs=numbered(4)) as env:
-        await env.reset()
-        task = asyncio.create_task(getattr(env, command)(argument))
-        await turn_the_loop(turns)
-        if not task.done():
-            await cancelled(task)
-        before = observed(await env.step(acting([1] * 4)))
-        after = observed(await env.step(acting([1] * 4)))
-        for env_id, (old, new) in enumerate(zip(before, after, strict=True)):
-            assert new == [env_id, old[1], old[2] + 1, old[3] + 1]
-            steps = old[2]
-            assert old[3] == steps + 99 * (steps - 1)
-
-
 async def test_cancelled_at_any_time(async_face: Face) -> None:
     """A step has action 1; a cancelled one 1000 times as much, so that the sum tells them apart."""
     chance = random.Random(7)

@@ -166,21 +166,6 @@ async def test_a_cancelled_close_still_closes(async_face: Face, gate: Gate, meth
         gate.open()
 
 
-@pytest.mark.parametrize("turns", range(4))
-async def test_a_close_that_is_cancelled_early(async_face: Face, turns: int) -> None:
-    env = async_face.make(3, CountingEnv)
-    await env.reset()
-    workers = processes(env)
-    closing = asyncio.create_task(env.close())
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    cancelled = closing.cancel()
-    await asyncio.wait([closing])
-    assert cancelled == closing.cancelled()
-    await env.close(raise_if_closed=False)
-    assert gone(workers)
-
-
 async def test_two_tasks_close_at_once(async_face: Face) -> None:
     env = async_face.make(3, CountingEnv)
     await env.reset()

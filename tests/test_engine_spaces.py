@@ -315,8 +315,9 @@ def test_the_range_of_choices() -> None:
     assert integer_range(spaces.Discrete(4, start=-2)) == (-2, 2)
     low, high = integer_range(spaces.MultiDiscrete([2, 3], start=[1, -1]))
     assert (low.tolist(), high.tolist()) == ([1, -1], [3, 2])
+    assert integer_range(spaces.MultiBinary(3)) == (0, 2)
 
 
-@pytest.mark.parametrize("space", [spaces.Box(0, 3, (2,), np.int64), spaces.MultiBinary(3), NESTED, *LOOSE, Unknown()])
+@pytest.mark.parametrize("space", [spaces.Box(0, 3, (2,), np.int64), NESTED, *LOOSE, Unknown()])
 def test_other_spaces_are_no_choices(space: Any) -> None:
     assert integer_range(space) is None

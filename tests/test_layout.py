@@ -6,15 +6,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from aioenvs.engine.layout import ALIGNMENT, Arrays, Layout, Leaf
 
 NAMES = st.text("abc", min_size=1, max_size=2)
+DTYPES = st.one_of(  # any that has a fixed size
+    st.sampled_from(["|b1", "|u1", "<i2", "<f4", "<i8", "<f8", "<c16", "<U3", ">i4"]),
+    hnp.scalar_dtypes().map(lambda dtype: dtype.str),
+    st.one_of(hnp.byte_string_dtypes(min_len=1), hnp.unicode_string_dtypes(min_len=1)).map(lambda dtype: dtype.str),
+)
 LEAVES = st.lists(
     st.builds(
         Leaf,
         key=st.lists(NAMES, min_size=1, max_size=3).map(tuple),
-        dtype=st.sampled_from(["|b1", "|u1", "<i2", "<f4", "<i8", "<f8", "<c16", "<U3", ">i4"]),
+        dtype=DTYPES,
         shape=st.lists(st.integers(0, 4), max_size=3).map(tuple),
     ),
     max_size=5,

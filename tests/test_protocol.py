@@ -1,5 +1,6 @@
 """Frames: any split of a stream gives them back, anything else is refused."""
 
+import contextlib
 import itertools
 from collections.abc import Iterable
 
@@ -80,6 +81,42 @@ def test_garbage_is_refused_after_the_frames_before_it(frames: list[Frame], garb
     with pytest.raises(ProtocolError, match=f"expected a frame to begin with 0xae, found {garbage[0]:#x}"):
         found.extend(stream)
     assert plain(found) == frames
+
+
+PIECES = st.one_of(st.binary(max_size=20), FRAMES.map(encode), st.binary(max_size=20).map(lambda data: b"\xae" + data))
+
+
+@given(st.lists(PIECES, max_size=6).map(b"".join), st.lists(st.integers(0, 400), max_size=5))
+def test_any_bytes_at_all_give_the_same_however_they_are_split(stream: bytes, cuts: list[int]) -> None:
+    """Frames, and a ProtocolError where there can be none; nothing else is raised, and no more is kept than came."""
+    pieces = [stream[low:high] for low, high in itertools.pairwise([0, *sorted(cuts), len(stream)])]
+    assert outcome([piece for piece in pieces if piece]) == outcome([stream])
+
+
+def outcome(pieces: list[bytes]) -> tuple[list[Frame], str]:
+    decoder, found, error = Decoder(), [], ""
+    try:
+        for piece in pieces:
+            found.extend(decoder.feed(piece))
+        decoder.finish()
+    except ProtocolError as caught:
+        error = str(caught)
+    assert len(decoder._buffer) <= sum(map(len, pieces))
+    return plain(found), error
+
+
+@given(st.lists(FRAMES, min_size=1, max_size=3), st.data())
+def test_a_damaged_byte_does_no_harm(frames: list[Frame], data: st.DataObject) -> None:
+    stream = bytearray(b"".join(map(encode, frames)))
+    place = data.draw(st.integers(0, len(stream) - 1))
+    stream[place] ^= data.draw(st.integers(1, 255))
+    decoder, found = Decoder(), []
+    with contextlib.suppress(ProtocolError):
+        found += decoder.feed(bytes(stream))
+        decoder.finish()
+    before = sum(end <= place for end in itertools.accumulate(len(encode(frame)) for frame in frames))
+    assert plain(found)[:before] == frames[:before]
+    assert len(decoder._buffer) <= len(stream)
 
 
 def test_garbage_shorter_than_a_header_is_refused_at_once() -> None:

@@ -133,19 +133,6 @@ async def test_a_cancelled_start_leaves_nothing(method: str, gate: Gate) -> None
         assert observed(await env.reset()) == [[0, 1, 0, 0]] * 4
 
 
-@pytest.mark.parametrize("turns", range(6))
-async def test_a_start_that_is_cancelled_early(async_face: Face, turns: int) -> None:
-    env = async_face.make(4, CountingEnv)
-    starting = asyncio.create_task(env.start())
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
-    async with env:
-        assert observed(await env.reset()) == [[0, 1, 0, 0]] * 4
-
-
 @pytest.mark.parametrize(
     ("factory", "words"),
     [

@@ -1,7 +1,6 @@
 """What goes wrong in a torch env, in any command: the caller is told, the other envs go on, and a reset mends it."""
 
 import asyncio
-import contextlib
 import os
 import pickle
 import signal
@@ -33,7 +32,6 @@ from aioenvs.errors import (
 from aioenvs.testing import CountingEnv, DyingEnv, FailingEnv, PrintingEnv
 
 COUNT = 3
-MAX_TURNS = 100  # of the event loop, before a command is cancelled that has not ended yet
 COMMANDS = [
     "reset",
     "step",
@@ -495,41 +493,6 @@ async def test_the_late_answer_of_a_cancelled_step_is_dropped(face: TorchFace, g
         following = await taken(env, td)
         assert totals(following) == [30, 60, 90]
         assert following["observation"].flatten().tolist() == [3, 3, 3]
-
-
-@pytest.mark.parametrize("face", faces_called("async-serial", "async-one-each", "async-thread"))
-@pytest.mark.parametrize("command", ["step", "step_and_maybe_reset", "reset", "call", "state_dict", "set_seed"])
-async def test_cancelled_at_any_turn_of_the_loop(face: TorchFace, command: str) -> None:
-    async with face.open(2, CountingEnv, {"adds_up": True, "max_steps": 7}) as env:
-        in_time = True
-        for turns in range(MAX_TURNS):
-            td = await taken(env, await env.reset(), 2)
-            task = asyncio.create_task(ask_counting(env, command, td))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            in_time = task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            counts = await env.get_attr("custom_property")
-            assert all(count in allowed(command) for count in counts), turns
-            total = [10 * (index + 1) * (count > 0) + (count > 1) for index, count in enumerate(counts)]
-            td = await taken(env, td, 2)
-            assert td["observation"].flatten().tolist() == [count + 1 for count in counts]
-            assert totals(td) == [value + 10 * (index + 1) for index, value in enumerate(total)]
-            if not in_time:
-                break
-        assert turns > 0
-
-
-def allowed(command: str) -> set[int]:
-    """How many steps an env may have taken, if a command was cancelled after the first."""
-    return {1, 2} if command.startswith("step") else {0, 1} if command == "reset" else {1}
-
-
-async def ask_counting(env: Driver, command: str, td: TensorDictBase) -> Any:
-    if command == "call":
-        return await env.call("custom_method")
-    return await ask(env, command, td)
 
 
 @over_waiting_async_faces

@@ -113,9 +113,13 @@ class InputLeaf:
             return
         wrong = np.unique(np.argwhere(outside)[:, 0])
         for row in wrong if rows is None else np.intersect1d(wrong, rows):
-            lowest, highest = (np.broadcast_to(bound, array.shape)[row] for bound in (low, high))
-            expected = f"integers from {lowest.min()} to {highest.max() - 1}"
-            raise mismatch(self.key, expected, f"{array[row]} for env {self._envs[row]}")
+            lowest, highest = (_told(np.broadcast_to(bound, array.shape)[row]) for bound in (low, high - 1))
+            raise mismatch(self.key, f"integers from {lowest} to {highest}", f"{array[row]} for env {self._envs[row]}")
+
+
+def _told(bounds: NDArray[Any]) -> Any:
+    """Bounds for a message: one number where it is the same everywhere."""
+    return bounds.flat[0] if (bounds == bounds.flat[0]).all() else bounds
 
 
 def _bounds(spaces: Sequence[Any], ndim: int) -> tuple[Any, Any] | None:

@@ -86,8 +86,7 @@ class AsyncBatchedEnv(AsyncEnvs):
         if self._running is not None:
             return self._running
         if self._config.backend == "serial":  # nothing in it waits, so nobody can come in between
-            self._running = await self._start()
-            return self._running
+            return await self._start()
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start())
             self._starting.add_done_callback(self._start_ended)
@@ -107,11 +106,20 @@ class AsyncBatchedEnv(AsyncEnvs):
         return starting.result()
 
     def _start_ended(self, starting: asyncio.Task[Running]) -> None:
-        self._starting = None
-        if not starting.cancelled() and starting.exception() is None:
-            self._running = starting.result()
+        if self._starting is starting:  # it was cancelled before it began
+            self._starting = None
+        if not starting.cancelled():
+            starting.exception()  # those who wait for it have it; there may be nobody left
 
     async def _start(self) -> Running:
+        """Start, and say so in the same turn of the loop: whoever comes next must not find it between the two."""
+        try:
+            self._running = await self._make_running()
+            return self._running
+        finally:
+            self._starting = None
+
+    async def _make_running(self) -> Running:
         if self._device is not None:
             torch.empty(0, device=self._device)  # says so now if there is no such device
         config, pool = self._config, self._make_pool()

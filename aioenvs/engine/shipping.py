@@ -51,11 +51,21 @@ def _pickle(env: int, factory: Any, kwargs: Mapping[str, Any]) -> bytes:
         data: bytes = cloudpickle.dumps((factory, dict(kwargs)))
     except Exception as error:
         raise WorkerStartError(
-            f"the factory of env {env}, {factory!r}, or its keyword arguments cannot be pickled for a worker "
-            f"({error}); build what cannot be pickled inside the factory, or use mp_start_method='fork'",
+            f"{_culprit(env, factory, kwargs)} cannot be pickled for a worker ({error}); give a factory that builds "
+            "by itself what cannot be pickled, or use mp_start_method='fork'",
             env_index=[env],
         ) from error
     return data
+
+
+def _culprit(env: int, factory: Any, kwargs: Mapping[str, Any]) -> str:
+    """Which part of what makes an env cannot be pickled, in words."""
+    for name, value in kwargs.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            return f"the argument {name!r} for the factory of env {env}, {value!r},"
+    return f"the factory of env {env}, {factory!r},"
 
 
 def _own_registrations() -> bytes | None:

@@ -86,6 +86,8 @@ def integer_range(space: Any) -> tuple[Any, Any] | None:
         return int(space.start), int(space.start) + int(space.n)
     if kind == "MultiDiscrete":
         return space.start, space.start + space.nvec
+    if kind == "MultiBinary":
+        return 0, 2
     return None
 
 
@@ -121,9 +123,9 @@ def _container_writer(key: Key, who: str, parts: list[tuple[Any, Writer]]) -> Wr
         except (KeyError, IndexError, TypeError):
             complete = False
         if not complete:
-            names = [name for name, _ in parts]
+            names, where = [name for name, _ in parts], f"at {key!r}" if key else "as observation"
             raise SpecMismatchError(
-                f"{_prefix(who)}expected a value with exactly the members {names!r} at {key!r}, found {value!r}"
+                f"{_prefix(who)}expected a value with exactly the members {names!r} {where}, found {value!r}"
             )
         for store, member in members:
             store(member)
