@@ -155,7 +155,7 @@ class AnsweringPool(Pool):
         replies = asyncio.gather(*asked)
         if lease.deadline is None:
             return await replies
-        answers: Sequence[Any] = await self._within(replies, lease)
+        answers: Sequence[Any] = await self._within(replies, lease._replace(command=opcode.name.lower()))
         return answers
 
     @abstractmethod

@@ -135,9 +135,10 @@ class InlinePool(Pool):
         if self._concurrent is None:
             outcome = self._host.execute(opcode, positions, values)
         else:
-            outcome = await self._within(self._concurrent.execute(opcode, positions, values), lease)
+            command = opcode.name.lower()
+            execution = self._concurrent.execute(opcode, positions, values)
+            outcome = await self._within(execution, lease._replace(command=command))
             if self.slots.closed:
-                command = opcode.name.lower()
                 raise ClosedError(f"{describe_envs(selection.indices)} were closed while {command} was pending")
         return outcome.located(opcode.name.lower())
 
