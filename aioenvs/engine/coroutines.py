@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from aioenvs.engine.adapters import METHODS, Attribute, Call, GymRows, ResetArguments
+from aioenvs.engine.adapters import Attribute, Call, ResetArguments
 from aioenvs.engine.copying import received
+from aioenvs.engine.gym_adapter import METHODS, GymRows
 from aioenvs.errors import SpecMismatchError
 
 __all__ = ["CoroutineAdapter", "has_coroutines", "refuse_coroutines"]

@@ -10,7 +10,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from aioenvs.engine.adapters import Attribute, Call, EnvAdapter, Handling, ResetArguments, build
+from aioenvs.engine.adapters import Attribute, Call, EnvAdapter, Handling, ResetArguments
+from aioenvs.engine.building import build
 from aioenvs.engine.copying import UnsendableError, received
 from aioenvs.engine.failure import annotate, locate, passable, summary
 from aioenvs.engine.layout import Layout

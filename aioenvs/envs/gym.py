@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 
-from aioenvs.engine.adapters import DONE_KEYS, REWARD_KEY, GymAdapter, ResetArguments
+from aioenvs.engine.adapters import ResetArguments
+from aioenvs.engine.gym_adapter import DONE_KEYS, REWARD_KEY, GymAdapter
 from aioenvs.engine.layout import Arrays, Key
 from aioenvs.engine.metadata import INPUT, NEXT, ROOT, form_families
 from aioenvs.engine.spaces import conform

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aioenvs.engine.adapters import Call, GymAdapter, Handling, ResetArguments
+from aioenvs.engine.adapters import Call, Handling, ResetArguments
+from aioenvs.engine.gym_adapter import GymAdapter
 from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import INPUT, NEXT, STATUS
 from aioenvs.engine.spaces import Objects

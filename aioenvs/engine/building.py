@@ -1,0 +1,55 @@
+"""From a factory to an env behind its adapter."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from aioenvs.engine.adapters import EnvAdapter, Handling
+from aioenvs.engine.coroutines import CoroutineAdapter, has_coroutines, refuse_coroutines
+from aioenvs.engine.gym_adapter import GymAdapter
+
+__all__ = ["adapt", "build"]
+
+
+def build(factory: Any, kwargs: Mapping[str, Any], env_index: int, handling: Handling) -> EnvAdapter:
+    """Call a factory, or make a registered Gymnasium env, and adapt what comes out.
+
+    Args:
+        factory: A callable, or what `gymnasium.make` takes.
+        kwargs: Its keyword arguments.
+        env_index: The env's index, for messages.
+        handling: How it is driven.
+
+    Raises:
+        Exception: Whatever the factory raises.
+        TypeError: If it returns something that is not an env.
+    """
+    if callable(factory):
+        return adapt(factory(**kwargs), env_index, handling)
+    import gymnasium
+
+    return adapt(gymnasium.make(factory, **kwargs), env_index, handling)
+
+
+def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:
+    """Find the adapter for what a factory returned; the one for tensors is loaded by name, where torch is allowed.
+
+    Raises:
+        TypeError: If there is none; the message says what was found.
+    """
+    if isinstance(env, type) or not callable(getattr(env, "reset", None)) or not callable(getattr(env, "step", None)):
+        found = f"the class {env.__name__}" if isinstance(env, type) else repr(env)
+        raise TypeError(
+            f"the factory of env {env_index} returned {found}; it must return an env, with methods reset and step"
+        )
+    if hasattr(env, "output_spec") and hasattr(env, "input_spec"):
+        refuse_coroutines(env, env_index)
+        adapter: EnvAdapter = importlib.import_module("aioenvs.envs.through").adapted(env, env_index, handling)
+        return adapter
+    if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
+        raise TypeError(f"the factory of env {env_index} returned the vector env {env!r}; it must return a single env")
+    if has_coroutines(env):
+        return CoroutineAdapter(env, env_index)
+    return GymAdapter(env, env_index, generators=handling.generators)

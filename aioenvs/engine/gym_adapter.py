@@ -1,0 +1,266 @@
+"""The adapter for envs with Gymnasium's `reset` and `step`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aioenvs.engine.adapters import Attribute, Call, ResetArguments
+from aioenvs.engine.copying import received
+from aioenvs.engine.layout import Arrays, Key, Leaf
+from aioenvs.engine.metadata import (
+    IN_NEXT,
+    IN_ROOT,
+    INPUT,
+    NEXT,
+    ROOT,
+    STATUS,
+    WHERE,
+    EnvMetadata,
+    find_collision,
+)
+from aioenvs.engine.spaces import Objects, Reader, SpaceLeaf, Writer, flatten, observation_key, reader, writer
+from aioenvs.engine.streams import Generators, TrialStreams
+from aioenvs.errors import ResetNeededError, SpecMismatchError
+
+__all__ = ["DONE_KEYS", "METHODS", "REWARD_KEY", "GymAdapter", "GymRows"]
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+ACTION: Key = ("action",)
+REWARD_KEY: Key = ("reward",)
+METHODS = ("reset", "step")
+DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
+
+
+class GymRows:
+    """What goes into an env with Gymnasium's signatures and comes out of it, on its way from and to its rows.
+
+    Whoever calls the env itself does so between the two halves of a reset or a step.
+
+    Args:
+        env: The env.
+        env_index: Its index.
+        generators: What becomes of the process's random generators, besides the one that Gymnasium gives it, when it is
+            seeded.
+        who: What it is called in messages; None for "env" and its index.
+    """
+
+    def __init__(
+        self, env: Any, env_index: int, *, generators: Generators = Generators.LEFT, who: str | None = None
+    ) -> None:
+        self.env = env
+        self._trial = TrialStreams(generators)
+        self._streams = self._trial.settled()
+        self._who = f"env {env_index}" if who is None else who
+        self.metadata = _describe(env, self._who)
+        self._seed: int | None = None
+        self._in_episode = False
+        self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
+
+    def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
+        observation, following = observation_key(self.env.observation_space), arrays[NEXT]
+        self._row = row
+        self._where = arrays[STATUS][WHERE]
+        self._write_root = self._writer(ROOT, observation, arrays)
+        self._write_next = self._writer(NEXT, observation, arrays)
+        self._read_action: Reader = reader(self.env.action_space, ACTION, arrays[INPUT], self._objects[INPUT], row)
+        self._reward = following[REWARD_KEY].reshape(-1)
+        self._done, self._terminated, self._truncated = (following[key].reshape(-1) for key in DONE_KEYS)
+
+    def _writer(self, region: str, key: Key, arrays: Mapping[str, Arrays]) -> Writer:
+        return writer(self.env.observation_space, key, arrays[region], self._objects[region], self._row, self._who)
+
+    def seed(self, seed: int) -> None:
+        self._seed = seed
+
+    def _before_reset(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the env's own reset gets."""
+        self._in_episode = False
+        if self._seed is not None and "seed" not in kwargs:
+            kwargs = {**kwargs, "seed": self._seed}
+        if kwargs.get("seed") is not None:
+            self._trial.seed(kwargs["seed"])
+            self._streams = self._trial.settled()
+        return kwargs
+
+    def _after_reset(self, result: Any) -> None:
+        """Take what the env's own reset returned."""
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self._bad_result("reset must return (observation, info)", result)
+        self._write_root(result[0])
+        self._where[self._row] = IN_ROOT
+        self._seed = None
+        self._in_episode = True
+
+    def _before_step(self) -> Any:
+        """The action for the env's own step; whatever comes of that, the env is in no episode until it has come."""
+        if not self._in_episode:
+            raise ResetNeededError(f"{self._who} cannot step: it was not reset yet, or failed since; reset it first")
+        self._in_episode = False
+        return self._read_action()
+
+    def _after_step(self, result: Any) -> bool:
+        """Take what the env's own step returned; True at the end of the episode."""
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise self._bad_result("step must return (observation, reward, terminated, truncated, info)", result)
+        observation, reward, terminated, truncated, _ = result
+        row = self._row
+        self._write_next(observation)
+        self._reward[row] = reward if type(reward) is float and abs(reward) <= FLOAT32_MAX else self._scalar(reward)
+        if type(terminated) is not bool:
+            terminated = self._flag("terminated", terminated)
+        if type(truncated) is not bool:
+            truncated = self._flag("truncated", truncated)
+        self._terminated[row] = terminated
+        self._truncated[row] = truncated
+        self._done[row] = done = terminated or truncated
+        self._where[row] = IN_NEXT
+        self._in_episode = True
+        return done
+
+    def _bad_result(self, expected: str, result: Any) -> SpecMismatchError:
+        hint = ""
+        if inspect.iscoroutine(result):
+            result.close()
+            hint = "; to be awaited, it has to come from an async def of the env itself, not from within a wrapper"
+        return SpecMismatchError(f"{self._who}: {expected}, found {result!r}{hint}")
+
+    def _flag(self, name: str, value: Any) -> bool:
+        if isinstance(value, np.bool_ | int) or (isinstance(value, np.ndarray) and value.size == 1):
+            return bool(value)
+        raise SpecMismatchError(f"{self._who}: expected a bool as {name}, found {value!r}")
+
+    def _scalar(self, reward: Any) -> float:
+        """A reward of any numeric type as a float, if float32 can hold it; NaN and infinity are the env's to give."""
+        try:
+            value = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        except (TypeError, ValueError) as error:
+            raise self._bad_reward("a number", reward) from error
+        if abs(value) > FLOAT32_MAX and not math.isinf(value):
+            raise self._bad_reward("a number that float32 can hold", reward)
+        return value
+
+    def _bad_reward(self, expected: str, reward: Any) -> SpecMismatchError:
+        return SpecMismatchError(f"{self._who}: expected {expected} as reward, found {reward!r}")
+
+    def accept(self, objects: Objects) -> None:
+        self._objects[INPUT].update(received(objects))
+
+    def objects(self, region: str) -> Objects:
+        return self._objects[region]
+
+    def _find(self, call: Call) -> tuple[str, Any]:
+        """What a call is about, beyond setting: its kind, and the method or the value of the attribute."""
+        kind, name = call.kind, call.name
+        if kind in ("state_dict", "load_state_dict"):
+            if not hasattr(self.env, kind):
+                return "call", _keep_nothing  # as a plain Gymnasium env does
+            kind, name = "call", kind
+        return kind, self.env.get_wrapper_attr(name) if hasattr(self.env, "get_wrapper_attr") else getattr(
+            self.env, name
+        )
+
+    def _set(self, name: str, value: Any) -> Any:
+        """Set an attribute."""
+        if hasattr(self.env, "get_wrapper_attr"):
+            return self.env.set_wrapper_attr(name, value)
+        return setattr(self.env, name, value)
+
+
+class GymAdapter(GymRows):
+    """Drives an env with Gymnasium's signatures: `reset(seed=, options=)` and a five-tuple from `step`."""
+
+    def reset(self, arguments: ResetArguments) -> None:
+        self._begin(received(dict(arguments.kwargs)))
+
+    def _begin(self, kwargs: Mapping[str, Any]) -> None:
+        kwargs = self._before_reset(kwargs)
+        self._after_reset(
+            self.env.reset(**kwargs) if self._streams is None else self._streams.run(self.env.reset, **kwargs)
+        )
+
+    def step(self, maybe_reset: bool) -> bool:
+        action = self._before_step()
+        if self._streams is None:
+            result = self.env.step(action)
+        else:
+            result = self._streams.run(self.env.step, action)
+            if self._streams is self._trial:
+                self._streams = self._trial.settled()
+        done = self._after_step(result)
+        if done and maybe_reset:
+            self._begin({})
+        return done
+
+    def perform(self, call: Call) -> Any:
+        kind, found = self._find(call)
+        if kind == "get":
+            return Attribute(True) if callable(found) else Attribute(False, found)
+        if kind == "call":
+            return (
+                found(*call.args, **call.kwargs)
+                if self._streams is None
+                else self._streams.run(found, *call.args, **call.kwargs)
+            )
+        self._set(call.name, *call.args)
+        return None
+
+    def close(self) -> None:
+        if hasattr(self.env, "close"):
+            self.env.close()
+
+
+def _keep_nothing(*_: Any, **__: Any) -> dict[str, Any]:
+    """The state of a plain Gymnasium env."""
+    return {}
+
+
+def _refuse_generators(env: Any, who: str) -> None:
+    for name in METHODS:
+        method = getattr(env, name, None)
+        if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+            raise SpecMismatchError(
+                f"{name} of {who} ({env!r}) is a generator function, as it has a yield; it must return its result"
+            )
+
+
+def _describe(env: Any, who: str) -> EnvMetadata:
+    _refuse_generators(env, who)
+    name = str(env)
+    for attribute in ("observation_space", "action_space"):
+        space = getattr(env, attribute, None)
+        if space is None or not hasattr(space, "sample"):
+            raise SpecMismatchError(f"{who} ({name}) must have a Gymnasium space as its {attribute}, found {space!r}")
+    observation = flatten(env.observation_space, observation_key(env.observation_space))
+    action = flatten(env.action_space, ACTION)
+    outcome = [Leaf(REWARD_KEY, "<f4", (1,)), *(Leaf(key, "|b1", (1,)) for key in DONE_KEYS)]
+    _refuse_collisions(who, observation, [leaf.key for leaf in outcome])
+    fixed = tuple(leaf.leaf for leaf in observation if leaf.leaf is not None)
+    loose = dict.fromkeys(leaf.key for leaf in observation if leaf.leaf is None)
+    return EnvMetadata(
+        name=name,
+        leaves={
+            INPUT: tuple(leaf.leaf for leaf in action if leaf.leaf is not None),
+            NEXT: (*fixed, *outcome),
+            ROOT: (*fixed, *outcome[1:]),
+        },
+        objects={INPUT: dict.fromkeys(leaf.key for leaf in action if leaf.leaf is None), NEXT: loose, ROOT: loose},
+        reward_keys=(REWARD_KEY,),
+        done_keys=DONE_KEYS[:1],
+        specs={
+            "observation": {leaf.key: leaf.space for leaf in observation},
+            "action": {leaf.key: leaf.space for leaf in action},
+        },
+    )
+
+
+def _refuse_collisions(who: str, observation: list[SpaceLeaf], outcome: list[Key]) -> None:
+    taken: list[Key] = [ACTION, ("next",), ("_reset",), ("_step",), ("env_index",), *outcome]
+    key = find_collision([leaf.key for leaf in observation], taken)
+    if key is not None:
+        raise SpecMismatchError(f"{who} has an observation at {key!r}, a key that is taken; rename it in the env")
