@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from aioenvs import envs, errors, specs, testing
     from aioenvs.batched.aio import AsyncParallelEnv, AsyncSerialEnv
     from aioenvs.batched.sync import ParallelEnv, SerialEnv
+    from aioenvs.collectors.aio import AsyncCollector
+    from aioenvs.collectors.plain import Collector
     from aioenvs.envs.base import EnvBase
     from aioenvs.envs.check import check_env_specs
     from aioenvs.envs.creator import EnvCreator
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncCollector",
     "AsyncParallelEnv",
     "AsyncSerialEnv",
+    "Collector",
     "EnvBase",
     "EnvCreator",
     "GymEnv",
@@ -46,8 +50,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncCollector": "aioenvs.collectors.aio",
     "AsyncParallelEnv": "aioenvs.batched.aio",
     "AsyncSerialEnv": "aioenvs.batched.aio",
+    "Collector": "aioenvs.collectors.plain",
     "EnvBase": "aioenvs.envs.base",
     "EnvCreator": "aioenvs.envs.creator",
     "GymEnv": "aioenvs.envs.gym",
