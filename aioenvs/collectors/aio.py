@@ -196,7 +196,7 @@ class AsyncCollector:
         return batch
 
     async def _collect(self) -> TensorDictBase:
-        way = await self._ways()
+        way = await self._find_way()
         if self._plan.resets and way.is_between:
             way.restart()
         at_random = self._frames < self._plan.random_frames
@@ -208,7 +208,7 @@ class AsyncCollector:
         self._iterations += 1
         return batch
 
-    async def _ways(self) -> Way:
+    async def _find_way(self) -> Way:
         """How the batches are collected from the envs as they run now."""
         scope = await self._env._scope()
         if self._way is None or not self._way.is_of(self._env):
