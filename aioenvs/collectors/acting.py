@@ -7,7 +7,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Coroutine, Generator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -92,7 +92,7 @@ class Actor:
             return _among(env, td).rand_action(td)
         if self._act is None:
             self._act = as_policy(self._policy, env)
-        with torch.no_grad(), self._explores():
+        with self._explores():
             acted: Any = self._act(td if self._device is None else td.to(self._device))
         if inspect.isawaitable(acted):
             acted = await within(self._explores, _awaited(acted))
@@ -101,7 +101,7 @@ class Actor:
         return with_action(td, acted)
 
     def _explores(self) -> AbstractContextManager[Any]:
-        return torch.no_grad() if self._exploring is None else self._exploring()
+        return nullcontext() if self._exploring is None else self._exploring()
 
 
 def _placed(policy: Any, device: torch.device | None) -> Any:

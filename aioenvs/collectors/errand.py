@@ -35,24 +35,26 @@ class Errand:
         """
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(_ungraded(command))
-            self._task.add_done_callback(_retrieve)
-        await asyncio.wait([self._task])
-        task, self._task = self._task, None
-        return task.result()
+        task = self._task
+        try:
+            found = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # rather than whoever waits for it, perhaps just when it was done
+                self._task = None
+            raise
+        except BaseException:
+            self._task = None
+            raise
+        self._task = None
+        return found
 
     async def cancel(self) -> None:
         """End the command."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            await asyncio.wait([task])
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def _ungraded(command: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return await within(torch.no_grad, command())
-
-
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Take note of an exception that perhaps nobody comes for."""
-    if not task.cancelled():
-        task.exception()

@@ -100,8 +100,10 @@ class FirstReady(Way):
         acted = await act(td)
         try:
             self._env.send(acted)
-        except Exception as error:
+        except BaseException as error:
             self._fail(error)
+            if not isinstance(error, Exception):  # an interrupt: some may be in the middle of a step
+                self._failed.update(_envs_of(td))
             raise
         self._ready = rest
 
@@ -126,7 +128,7 @@ class FirstReady(Way):
             self._own_ids[env] = self._ids.renewed(self._own_ids[env], ended)
         self._ready.append(root)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Note who needs a reset."""
         failed = error.env_index if isinstance(error, WorkerError) else failed_envs(error) or ()
         self._failed.update(self._places.keys() & set(failed))

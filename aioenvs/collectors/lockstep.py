@@ -23,7 +23,7 @@ class Lockstep(Way):
     flat = False
     _root: TensorDictBase | None = None  # of the next step
     _sent: TensorDictBase | None = None  # what the envs were given for the one under way
-    _own_ids: torch.Tensor | None = None
+    _marks: TensorDict  # the ids of the trajectories under way, as each step gets them
     _failed: frozenset[int] = frozenset()  # envs that need a reset, by row, where others go on
 
     async def _fill(self, storage: Storage, act: Act, more: int | None) -> None:
@@ -37,7 +37,7 @@ class Lockstep(Way):
         if self._root is None:
             self._root = await self._attempt(self._reset)
             self._failed = frozenset()
-            self._own_ids = self._ids.take(self._env.batch_size)
+            self._mark(self._ids.take(self._env.batch_size))
         return self._root
 
     async def _reset(self) -> TensorDictBase:
@@ -52,9 +52,13 @@ class Lockstep(Way):
         """Wait for the step that is under way, and write it."""
         td, self._root = await self._attempt(self._step)
         self._sent = None
-        assert self._own_ids is not None
-        storage.write(td.set(TRAJ_IDS, self._own_ids))
-        self._own_ids = self._ids.renewed(self._own_ids, self._ended(td))
+        storage.write(td.set(TRAJ_IDS[0], self._marks))
+        ended = self._ended(td)
+        if ended.any():
+            self._mark(self._ids.renewed(self._marks.get(TRAJ_IDS[1]), ended))
+
+    def _mark(self, ids: torch.Tensor) -> None:
+        self._marks = TensorDict({TRAJ_IDS[1]: ids}, ids.shape, device=self._env.device)
 
     async def _step(self) -> tuple[TensorDictBase, TensorDictBase]:
         assert self._sent is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -120,6 +122,14 @@ def _rounded_up(name: str, frames: int, frames_per_batch: int) -> int:
             f"{name}={frames} is not a multiple of frames_per_batch={frames_per_batch}, so {more} more will be "
             f"collected: {frames + more}",
             UserWarning,
-            stacklevel=5,
+            stacklevel=_callers_level(),
         )
     return frames + more
+
+
+def _callers_level() -> int:
+    """How far up the stack, seen from who asks, the code is that is not of this package."""
+    package = __name__.rpartition(".")[0]
+    frames = inspect.stack(0)[1:]
+    own = itertools.takewhile(lambda each: each.frame.f_globals.get("__name__", "").startswith(package), frames)
+    return 1 + sum(1 for _ in own)

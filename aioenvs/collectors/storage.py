@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Storage:
         self._written = 0
         self._batch: TensorDictBase | None = None
         self._tensors: dict[Path, torch.Tensor] = {}  # those of the batch
+        self._steps: list[Sequence[torch.Tensor]] = []  # the parts of each tensor, where a step is one for all envs
         self._loose: list[Path] = []  # the keys of what it does not hold
         self._others: list[TensorDictBase] = []  # and that, of each step
         self._is_lazy = False  # whether it holds nothing, and the steps are there whole
@@ -47,24 +48,27 @@ class Storage:
 
     def write(self, td: TensorDictBase) -> None:
         """Add a step of all envs; or where it is flat, one of each env that has a row in `td`."""
+        count = len(td) if self._flat else 1
         with torch.no_grad():
-            self._write(td)
-        self._written += len(td) if self._flat else 1
+            self._write(td, count)
+        self._written += count
 
-    def _write(self, td: TensorDictBase) -> None:
+    def _write(self, td: TensorDictBase, count: int) -> None:
         tensors, loose = _leaves(td)
         if not self._written:
             self._is_lazy = isinstance(td, LazyStackedTensorDict)
             if not self._is_lazy:
                 self._allocate(td, tensors, loose)
-        if not self._is_lazy and not self._fits(td, tensors, loose):
-            self._loosen()
+        if not self._is_lazy:
+            places = self._places(count)
+            if isinstance(td, LazyStackedTensorDict) or loose != self._loose or not _match(tensors, places):
+                self._loosen()
+            else:
+                for path, place in places.items():
+                    place.copy_(tensors[path])
         if self._is_lazy:
             self._keep(td)
-            return
-        for path, value in tensors.items():
-            self._place(self._tensors[path], len(td)).copy_(value)
-        if loose:
+        elif loose:
             self._keep(td.select(*loose))
 
     def _allocate(self, td: TensorDictBase, tensors: dict[Path, torch.Tensor], loose: list[Path]) -> None:
@@ -78,20 +82,14 @@ class Storage:
             lambda each: torch.empty(each.shape, dtype=each.dtype, device=device or each.device), device=device
         )
         self._tensors, self._loose = _leaves(self._batch)[0], loose
+        if not self._flat:
+            self._steps = [tensor.unbind(td.ndim) for tensor in self._tensors.values()]
 
-    def _place(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
+    def _places(self, count: int) -> dict[Path, torch.Tensor]:
         """Where the next steps come."""
         if self._flat:
-            return tensor.narrow(0, self._written, count)
-        assert self._batch is not None
-        return tensor.select(self._batch.ndim - 1, self._written)
-
-    def _fits(self, td: TensorDictBase, tensors: dict[Path, torch.Tensor], loose: list[Path]) -> bool:
-        """Whether a step has the keys, shapes and dtypes of the first."""
-        if isinstance(td, LazyStackedTensorDict) or tensors.keys() != self._tensors.keys() or loose != self._loose:
-            return False
-        places = ((self._place(self._tensors[path], len(td)), value) for path, value in tensors.items())
-        return all(place.shape == value.shape and place.dtype == value.dtype for place, value in places)
+            return {path: tensor.narrow(0, self._written, count) for path, tensor in self._tensors.items()}
+        return {path: steps[self._written] for path, steps in zip(self._tensors, self._steps, strict=True)}
 
     def _loosen(self) -> None:
         """Keep the steps whole that were written until now."""
@@ -100,7 +98,7 @@ class Storage:
         steps = batch[: self._written].unbind(0) if self._flat else batch[..., : self._written].unbind(batch.ndim - 1)
         others = self._others or [TensorDict({}, step.batch_size) for step in steps]
         self._others = [step.clone().update(own) for step, own in zip(steps, others, strict=True)]
-        self._batch, self._tensors, self._is_lazy = None, {}, True
+        self._batch, self._tensors, self._steps, self._is_lazy = None, {}, [], True
 
     def _keep(self, td: TensorDictBase) -> None:
         own = td.clone() if self._device is None else td.clone().to(self._device)
@@ -119,6 +117,13 @@ class Storage:
             batch = stacked if batch is None else batch.update(stacked)
         assert batch is not None
         return batch if self._flat else name_time(batch, dim)
+
+
+def _match(tensors: Mapping[Path, torch.Tensor], places: Mapping[Path, torch.Tensor]) -> bool:
+    """Whether tensors have the keys, shapes and dtypes of the places for them."""
+    return tensors.keys() == places.keys() and all(
+        place.shape == (value := tensors[path]).shape and place.dtype == value.dtype for path, place in places.items()
+    )
 
 
 def _leaves(td: TensorDictBase) -> tuple[dict[Path, torch.Tensor], list[Path]]:

@@ -39,8 +39,9 @@ class TrajectoryIds:
             ids: Int64.
             ended: Bool, of the same shape.
         """
-        if not ended.any():
+        count = int(ended.sum())
+        if not count:
             return ids
         renewed = ids.clone()
-        renewed[ended.to(ids.device)] = self.take((int(ended.sum()),))
+        renewed[ended.to(ids.device)] = self.take((count,)).to(ids.device)
         return renewed
