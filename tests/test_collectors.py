@@ -17,6 +17,7 @@ from torch import nn
 
 import aioenvs.testing as toys
 from aioenvs import AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, Collector, ParallelEnv, SerialEnv
+from aioenvs.collectors.acting import Actor
 from aioenvs.collectors.errand import Errand
 from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError, WorkerDiedError
 
@@ -335,6 +336,19 @@ async def test_a_module_always_has_its_latest_weights(min_get: int | None) -> No
         with pytest.raises(TypeError, match="expected a policy with weights"):
             source.update_policy({"weight": torch.tensor(7.0)})
         await source.shutdown()
+
+
+def test_a_module_is_copied_to_another_device() -> None:
+    policy = Learner()
+    assert Actor(policy, "cpu", None).module is policy
+    actor = Actor(policy, "meta", None)
+    assert actor.module is not None
+    assert (actor.module.weight.device.type, policy.weight.device.type) == ("meta", "cpu")
+    for weights in (None, policy):
+        with pytest.warns(UserWarning, match="copying from a non-meta parameter"):
+            actor.load(weights)
+    assert actor.module.weight.device.type == "meta"
+    assert Actor(by_step, "meta", None).module is None
 
 
 async def test_modules_explore_unless_told_otherwise() -> None:

@@ -61,7 +61,8 @@ class AsyncCollector:
         policy_device: Where the policy is called; the data is brought there, and the actions back. A module that is
             elsewhere is copied, see `update_policy_weights_`. None calls it as it is, on the data as it is.
         storing_device: Where batches are; None for where the envs' results are.
-        init_random_frames: So many frames are taken at random first, rounded up to full batches.
+        init_random_frames: So many frames are taken at random first, rounded up to full batches. (With `min_get`, so
+            are the steps that are under way then.)
         reset_at_each_iter: Begin each batch with new episodes; not together with `min_get`.
         exploration_type: How modules with distributions choose, as for `tensordict.nn.set_interaction_type`; None for
             as they are told outside.
