@@ -856,6 +856,30 @@ async def test_shutdown_waits_for_nobody_if_it_closes(gate: Gate) -> None:
         assert env.is_closed
 
 
+def test_leaving_a_plain_collector_waits_for_nobody(gate: Gate) -> None:
+    kwargs = numbered(2, {0: {"fault": gate.wait, "at": (1, 2)}})
+    env = ParallelEnv(2, CountingEnv, create_env_kwargs=kwargs, num_processes=2, close_timeout=0.2)
+    with Collector(env, by_step, frames_per_batch=6, min_get=1) as source:
+        source.next()
+        gate.wait_for_arrival()
+    assert env.is_closed
+    source.shutdown()
+
+
+@EITHER
+async def test_shutdown_while_another_task_waits(gate: Gate, min_get: int | None) -> None:
+    kwargs = numbered(2, {0: {"fault": gate.wait, "at": (1, 2)}})
+    env = AsyncParallelEnv(2, CountingEnv, create_env_kwargs=kwargs, num_processes=2, close_timeout=0.2)
+    source = AsyncCollector(env, by_step, frames_per_batch=200, min_get=min_get and 2)
+    waiting = asyncio.create_task(source.next())
+    await gate.arrival()
+    with pytest.raises(ConcurrencyError, match="await or cancel that first"):
+        await source.shutdown(close_env=False)
+    await source.shutdown()
+    with pytest.raises(ClosedError):
+        await waiting
+
+
 @EITHER
 async def test_envs_that_were_closed_in_between_begin_anew(face: Face, min_get: int | None) -> None:
     env = face.make(NUM_ENVS, CountingEnv, create_env_kwargs=ENDLESS)

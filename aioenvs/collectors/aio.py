@@ -367,23 +367,32 @@ class AsyncCollector:
         """End collecting, and close the envs. Doing so again does nothing.
 
         Envs that stay open are free for other uses: steps that are under way are waited for, and dropped. Cancelling
-        it ends the waiting; closing goes on as for `close` of the envs.
+        it ends the waiting; closing goes on as for `close` of the envs. A call that waits for a batch while the envs
+        are closed raises `ClosedError`.
 
         Args:
             close_env: Whether to close the envs (views never do); None for what the constructor was told.
+
+        Raises:
+            ConcurrencyError: If the envs are to stay open, and another call waits for a batch.
         """
         if self._is_closed:
             return
-        self._is_closed = True
         closes = self._close_env if close_env is None else close_env
+        self._check_free(closes)
         try:
             await self._leave(closes)
         finally:
             if closes:
                 await self._env.close(raise_if_closed=False)
 
+    def _check_free(self, closes: bool) -> None:
+        if self._is_busy and not closes:
+            raise ConcurrencyError(f"{self!r} is busy with another call; await or cancel that first")
+
     async def _leave(self, closes: bool) -> None:
         """Have nothing to do with the envs any more."""
+        self._is_closed = True
         way, self._way = self._way, None
         if way is not None and way.is_of(self._env):
             await way.abandon(drains=not closes)

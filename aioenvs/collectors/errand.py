@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from aioenvs.collectors.acting import within
+from aioenvs.errors import ClosedError
 
 __all__ = ["Errand"]
 
@@ -31,6 +32,7 @@ class Errand:
             command: Begins it.
 
         Raises:
+            ClosedError: If it was cancelled by `cancel`.
             Exception: Whatever the command raised.
         """
         if self._task is None:
@@ -39,9 +41,13 @@ class Errand:
         try:
             found = await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task.cancelled():  # rather than whoever waits for it, perhaps just when it was done
-                self._task = None
-            raise
+            if not task.cancelled():  # but whoever waits for it was, perhaps just when it was done
+                raise
+            self._task = None
+            current = asyncio.current_task()
+            if current is None or current.cancelling():
+                raise
+            raise ClosedError("the collector was shut down meanwhile") from None
         except BaseException:
             self._task = None
             raise

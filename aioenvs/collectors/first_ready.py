@@ -14,7 +14,7 @@ from aioenvs.collectors.acting import places_of
 from aioenvs.collectors.storage import Storage
 from aioenvs.collectors.trajectories import TRAJ_IDS, TrajectoryIds
 from aioenvs.collectors.ways import Act, Way, failed_envs
-from aioenvs.errors import WorkerError
+from aioenvs.errors import ConcurrencyError, WorkerError
 
 __all__ = ["FirstReady"]
 
@@ -160,8 +160,12 @@ class FirstReady(Way):
     async def abandon(self, *, drains: bool) -> None:
         await super().abandon(drains=drains)
         while drains and self._env.outstanding:
-            with contextlib.suppress(Exception):  # which are dropped like all the rest
+            try:
                 await self._receive(len(self._env.outstanding))
+            except ConcurrencyError:  # somebody else receives them
+                raise
+            except Exception:
+                continue  # it is dropped like all the rest
 
 
 def _envs_of(td: TensorDictBase) -> list[int]:

@@ -174,12 +174,16 @@ class Collector:
 
     @documented_by(AsyncCollector.shutdown)
     def shutdown(self, *, close_env: bool | None = None) -> None:
+        if self._collector._is_closed:
+            return
         closes = self._collector._close_env if close_env is None else close_env
+        self._collector._check_free(closes)
         try:
-            if not self._env.is_closed:
-                self._run(self._collector.shutdown(close_env=False))
+            if self._env.is_closed:
+                self._collector._is_closed = True
+            else:
+                self._run(self._collector._leave(closes))
         finally:
-            self._collector._is_closed = True
             if closes:
                 self._env.close(raise_if_closed=False)
 
