@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from aioenvs.anything import Anything
     from aioenvs.batched.aio import AsyncParallelEnv, AsyncSerialEnv
     from aioenvs.batched.sync import ParallelEnv, SerialEnv
+    from aioenvs.collectors.aio import AsyncCollector
+    from aioenvs.collectors.plain import Collector
     from aioenvs.envs.base import EnvBase
     from aioenvs.envs.check import check_env_specs
     from aioenvs.envs.creator import EnvCreator
@@ -26,8 +28,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Anything",
+    "AsyncCollector",
     "AsyncParallelEnv",
     "AsyncSerialEnv",
+    "Collector",
     "EnvBase",
     "EnvCreator",
     "GymEnv",
@@ -49,8 +53,10 @@ __all__ = [
 
 _HOMES = {
     "Anything": "aioenvs.anything",
+    "AsyncCollector": "aioenvs.collectors.aio",
     "AsyncParallelEnv": "aioenvs.batched.aio",
     "AsyncSerialEnv": "aioenvs.batched.aio",
+    "Collector": "aioenvs.collectors.plain",
     "EnvBase": "aioenvs.envs.base",
     "EnvCreator": "aioenvs.envs.creator",
     "GymEnv": "aioenvs.envs.gym",

@@ -19,7 +19,18 @@ from aioenvs.mdp import any_done, done_mask, merged, next_root, terminated_or_tr
 from aioenvs.mdp.advance import is_node
 from aioenvs.mdp.done import nodes_of
 
-__all__ = ["Policy", "RolloutOptions", "Steppable", "Steps", "as_policy", "drive", "rollout", "settle"]
+__all__ = [
+    "Policy",
+    "RolloutOptions",
+    "Steppable",
+    "Steps",
+    "as_policy",
+    "drive",
+    "name_time",
+    "rollout",
+    "settle",
+    "with_action",
+]
 
 Policy = Callable[[TensorDictBase], Any]
 Steps = Generator[Any, Any, TensorDictBase]
@@ -150,7 +161,15 @@ def _beginning(env: Steppable, start: TensorDictBase | None, options: RolloutOpt
 
 def _acted(act: Policy, td: TensorDictBase) -> Generator[Any, Any, TensorDictBase]:
     """The root with what the policy returned for it."""
-    acted = yield from settle(act(td))
+    return with_action(td, (yield from settle(act(td))))
+
+
+def with_action(td: TensorDictBase, acted: Any) -> TensorDictBase:
+    """A root with what the policy returned for it.
+
+    Raises:
+        TypeError: If that is no TensorDict.
+    """
     if not isinstance(acted, TensorDictBase):
         raise TypeError(
             f"the policy was given a TensorDict and must return one with the action, but returned {acted!r}; name its "
@@ -259,10 +278,10 @@ def _stacked(rows: list[TensorDictBase], options: RolloutOptions, out: TensorDic
         stacked = LazyStackedTensorDict.maybe_dense_stack(rows, dim, out=out)
     else:
         stacked = LazyStackedTensorDict.lazy_stack(rows, dim, out=out)
-    return _named(stacked, dim)
+    return name_time(stacked, dim)
 
 
-def _named(stacked: TensorDictBase, dim: int) -> TensorDictBase:
+def name_time(stacked: TensorDictBase, dim: int) -> TensorDictBase:
     """The same with "time" as the name of a dim."""
     if not isinstance(stacked, LazyStackedTensorDict):
         return stacked.refine_names(..., "time")
@@ -270,7 +289,7 @@ def _named(stacked: TensorDictBase, dim: int) -> TensorDictBase:
         stacked._td_dim_name = "time"
     else:
         for part in stacked.tensordicts:
-            _named(part, dim - (stacked.stack_dim < dim))
+            name_time(part, dim - (stacked.stack_dim < dim))
     return stacked
 
 

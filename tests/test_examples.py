@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -67,3 +69,32 @@ def test_coroutine_env_help_lists_the_options() -> None:
     output = run_example("coroutine_env.py", "--help")
     for option in ("--envs", "--processes", "--steps", "--seconds"):
         assert option in output
+
+
+def run_async_trainer(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the async trainer after some code of the test's."""
+    path = str(EXAMPLES / "async_trainer.py")
+    code = f"import runpy, sys; {code}; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", code, path, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+
+
+def test_async_trainer_learns_and_draws_its_curve(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "curve.png"
+    done = run_async_trainer("pass", "--total-frames", "15360", "--output", str(picture))
+    assert done.returncode == 0, done.stderr
+    assert int(re.findall(r"^ *(\d+) frames .* mean return", done.stdout, flags=re.MULTILINE)[-1]) == 10240
+    assert float(re.findall(r"final mean return ([0-9.]+)", done.stdout)[0]) > 50
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_async_trainer_says_so_at_once_if_it_cannot_draw() -> None:
+    done = run_async_trainer("sys.modules['matplotlib'] = None")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("pip install 'aioenvs[examples]'\n")
+
+
+def test_async_trainer_help_lists_the_options() -> None:
+    output = run_example("async_trainer.py", "--help")
+    assert all(option in output for option in ("--seed", "--total-frames", "--output"))

@@ -1,0 +1,157 @@
+"""The policy of a collector, whatever it is, and where it lives."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import types
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import InteractionType, set_interaction_type
+
+from aioenvs.batched.base import AsyncEnvs
+from aioenvs.rollout import Policy, as_policy, with_action
+
+__all__ = ["Actor", "within"]
+
+T = TypeVar("T")
+
+
+class Actor:
+    """Calls a policy.
+
+    Args:
+        policy: What `aioenvs.rollout.as_policy` takes, or None for random actions.
+        device: Where it shall be called; None for where the data is. A module that is elsewhere is copied there.
+        exploration: How modules with distributions choose; None for as they are told by others.
+    """
+
+    def __init__(
+        self, policy: Any, device: torch.device | str | int | None, exploration: InteractionType | str | None
+    ) -> None:
+        self._device = None if device is None else torch.device(device)
+        self._exploring = functools.partial(set_interaction_type, exploration) if exploration is not None else None
+        self._act: Policy | None = None  # made when it is called first, when the envs are known
+        self.replace(policy)
+
+    def replace(self, policy: Any) -> None:
+        """Call another policy from now on.
+
+        Raises:
+            TypeError: If it cannot be called.
+        """
+        if policy is not None and not callable(policy):
+            raise TypeError(f"expected a policy that can be called, or None for random actions, got {policy!r}")
+        self._given = policy
+        self._policy = _placed(policy, self._device)
+        self._act = None
+
+    @property
+    def module(self) -> torch.nn.Module | None:
+        """What is called, if that has weights."""
+        return self._policy if isinstance(self._policy, torch.nn.Module) else None
+
+    def load(self, weights: Any = None) -> None:
+        """Give the policy other weights.
+
+        Args:
+            weights: A module, a state dict or a TensorDict that has them; None for those of the policy that was given,
+                where a copy is called.
+
+        Raises:
+            TypeError: If the policy has none.
+        """
+        if weights is None and self._policy is self._given:
+            return
+        if self.module is None:
+            raise TypeError(f"expected a policy with weights, a torch.nn.Module, but it is {self._policy!r}")
+        weights = self._given if weights is None else weights
+        if isinstance(weights, TensorDictBase):
+            TensorDict.from_module(self.module).data.update_(weights.data)
+            return
+        self.module.load_state_dict(weights.state_dict() if isinstance(weights, torch.nn.Module) else weights)
+
+    async def act(self, env: AsyncEnvs, td: TensorDictBase, *, at_random: bool) -> TensorDictBase:
+        """The root of some envs with the actions.
+
+        Args:
+            env: All envs.
+            td: The root, perhaps of some of them only, which `env_index` then names.
+            at_random: Whether to choose at random, whatever the policy is.
+
+        Raises:
+            TypeError: If the policy returned no TensorDict although it was given one.
+            Exception: Whatever the policy raised.
+        """
+        if at_random or self._policy is None:
+            return _among(env, td).rand_action(td)
+        if self._act is None:
+            self._act = as_policy(self._policy, env)
+        with self._explores():
+            acted: Any = self._act(td if self._device is None else td.to(self._device))
+        if inspect.isawaitable(acted):
+            acted = await within(self._explores, _awaited(acted))
+        if self._device is not None and isinstance(acted, TensorDictBase):
+            acted = acted.to(td.device or torch.device("cpu"))
+        return with_action(td, acted)
+
+    def _explores(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._exploring is None else self._exploring()
+
+
+def _placed(policy: Any, device: torch.device | None) -> Any:
+    if device is None or not isinstance(policy, torch.nn.Module):
+        return policy
+    tensors = [*policy.parameters(), *policy.buffers()]
+    if all(torch.empty(0, device=device).device == tensor.device for tensor in tensors):
+        return policy
+    return copy.deepcopy(policy).to(device)
+
+
+def _among(env: AsyncEnvs, td: TensorDictBase) -> AsyncEnvs:
+    """The envs that a root is of."""
+    if len(td) == env.num_workers or (index := td.get("env_index", None)) is None:
+        return env
+    everybody = places_of(env)
+    view: AsyncEnvs = env[[everybody[each] for each in index.reshape(len(td), -1)[:, 0].tolist()]]  # type: ignore[index]
+    return view
+
+
+def places_of(env: AsyncEnvs) -> Mapping[int, int]:
+    """The rows of a batch, by the index that an env has in the whole."""
+    return {index: place for place, index in enumerate(getattr(env, "env_index", range(env.num_workers)))}
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+@types.coroutine
+def within(
+    context: Callable[[], AbstractContextManager[Any]], coroutine: Coroutine[Any, Any, T]
+) -> Generator[Any, Any, T]:
+    """Run a coroutine inside a context that other tasks see nothing of: it is left whenever the coroutine waits.
+
+    Args:
+        context: What makes the context.
+        coroutine: What is run.
+    """
+    resume: Callable[[], Any] = functools.partial(coroutine.send, None)
+    while True:
+        try:
+            with context():
+                pending = resume()
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        try:
+            answer = yield pending
+        except BaseException as error:
+            resume = functools.partial(coroutine.throw, error)
+        else:
+            resume = functools.partial(coroutine.send, answer)

@@ -1,0 +1,98 @@
+"""Collecting with all envs stepping together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from aioenvs.collectors.acting import places_of
+from aioenvs.collectors.storage import Storage
+from aioenvs.collectors.trajectories import TRAJ_IDS
+from aioenvs.collectors.ways import Act, Way, failed_envs
+
+__all__ = ["Lockstep"]
+
+
+class Lockstep(Way):
+    """Every env takes each step, so that a batch is `(*batch_size, T)`."""
+
+    flat = False
+    _root: TensorDictBase | None = None  # of the next step
+    _sent: TensorDictBase | None = None  # what the envs were given for the one under way
+    _marks: TensorDict  # the ids of the trajectories under way, as each step gets them
+    _failed: frozenset[int] = frozenset()  # envs that need a reset, by row, where others go on
+
+    async def _fill(self, storage: Storage, act: Act, more: int | None) -> None:
+        while storage.left:
+            if self._sent is None:
+                self._sent = await act(await self._begun())
+            await self._finish_step(storage)
+
+    async def _begun(self) -> TensorDictBase:
+        """The root of the next step."""
+        if self._root is None:
+            self._root = await self._attempt(self._reset)
+            self._failed = frozenset()
+            self._mark(self._ids.take(self._env.batch_size))
+        return self._root
+
+    async def _reset(self) -> TensorDictBase:
+        """Begin new episodes where they are needed, which is everywhere at the beginning."""
+        if not self._failed:
+            return await self._env.reset()
+        mask = torch.zeros(self._env.batch_size, dtype=torch.bool)
+        mask[list(self._failed)] = True
+        return await self._env.reset(TensorDict({"_reset": mask}, mask.shape))
+
+    async def _finish_step(self, storage: Storage) -> None:
+        """Wait for the step that is under way, and write it."""
+        td, self._root = await self._attempt(self._step)
+        self._sent = None
+        storage.write(td.set(TRAJ_IDS[0], self._marks))
+        ended = self._ended(td)
+        if ended.any():
+            self._mark(self._ids.renewed(self._marks.get(TRAJ_IDS[1]), ended))
+
+    def _mark(self, ids: torch.Tensor) -> None:
+        self._marks = TensorDict({TRAJ_IDS[1]: ids}, ids.shape, device=self._env.device)
+
+    async def _step(self) -> tuple[TensorDictBase, TensorDictBase]:
+        assert self._sent is not None
+        return await self._env.step_and_maybe_reset(self._sent)
+
+    async def _attempt(self, command: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        try:
+            return await self._surely(command)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Note what has to be reset. The step is lost, for envs that took it, too: the next root is what they show."""
+        self._sent = None
+        failed = failed_envs(error)
+        if failed == ():  # nobody was asked
+            return
+        self._root = None
+        places = places_of(self._env)
+        self._failed = frozenset(places[env] for env in failed or () if env in places)
+        if len(self._failed) == self._env.num_workers:
+            self._failed = frozenset()
+
+    async def settle(self) -> None:
+        if not self._errand.pending:
+            return
+        if self._sent is None:
+            await self._begun()
+        else:
+            assert self._storage is not None
+            await self._finish_step(self._storage)
+
+    def restart(self) -> None:
+        self._root, self._sent, self._failed = None, None, frozenset()

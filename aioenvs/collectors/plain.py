@@ -1,0 +1,197 @@
+"""The collector of the sync faces: each method runs the coroutine of the same name."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Coroutine, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType
+
+from aioenvs.batched.base import AsyncEnvs
+from aioenvs.batched.forwarding import documented_by
+from aioenvs.batched.plain import BatchedEnvBase
+from aioenvs.collectors.aio import AsyncCollector
+
+__all__ = ["Collector"]
+
+
+class Collector:
+    """Batches of steps that a policy takes, for a plain `for`; see `AsyncCollector`.
+
+    Ctrl-C loses nothing, as cancelling does not: the next batch goes on with the steps that are under way. Where an
+    event loop runs in the calling thread (a notebook), the policy is called in another one.
+
+    Args:
+        env: A sync face such as `ParallelEnv`, or a view of one.
+        policy: As for `AsyncCollector`. A coroutine function is awaited in the loop of the envs, which a `SerialEnv`
+            does not have.
+        frames_per_batch: As for `AsyncCollector`, as are all others.
+        total_frames: See `AsyncCollector`.
+        min_get: See `AsyncCollector`.
+        policy_device: See `AsyncCollector`.
+        storing_device: See `AsyncCollector`.
+        init_random_frames: See `AsyncCollector`.
+        reset_at_each_iter: See `AsyncCollector`.
+        exploration_type: See `AsyncCollector`.
+        close_env: See `AsyncCollector`.
+
+    Raises:
+        TypeError: If `env` is no sync face, or `policy` cannot be called.
+        ValueError: If the numbers do not fit.
+
+    >>> from aioenvs import SerialEnv
+    >>> with Collector(SerialEnv(4, "CartPole-v1"), frames_per_batch=40, total_frames=80) as collector:
+    ...     [batch.batch_size for batch in collector]
+    [torch.Size([4, 10]), torch.Size([4, 10])]
+    """
+
+    def __init__(
+        self,
+        env: BatchedEnvBase,
+        policy: Any = None,
+        *,
+        frames_per_batch: int,
+        total_frames: int | None = -1,
+        min_get: int | None = None,
+        policy_device: torch.device | str | int | None = None,
+        storing_device: torch.device | str | int | None = None,
+        init_random_frames: int | None = None,
+        reset_at_each_iter: bool = False,
+        exploration_type: InteractionType | str | None = InteractionType.RANDOM,
+        close_env: bool = True,
+    ) -> None:
+        if isinstance(env, AsyncEnvs):
+            raise TypeError(f"Collector needs a sync env, but {env!r} is async: use AsyncCollector for it")
+        if not isinstance(env, BatchedEnvBase):
+            raise TypeError(f"expected a ParallelEnv, a SerialEnv or a view of one, got {env!r}")
+        self._env = env
+        self._collector = AsyncCollector(
+            env._env,
+            policy,
+            frames_per_batch=frames_per_batch,
+            total_frames=total_frames,
+            min_get=min_get,
+            policy_device=policy_device,
+            storing_device=storing_device,
+            init_random_frames=init_random_frames,
+            reset_at_each_iter=reset_at_each_iter,
+            exploration_type=exploration_type,
+            close_env=close_env,
+        )
+        self._collector._face = type(self).__name__
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self._env._run(coroutine)
+
+    # -- description ------------------------------------------------------------------------------------
+
+    @property
+    def frames(self) -> int:
+        """How many frames the batches have had."""
+        return self._collector.frames
+
+    @property
+    def iterations(self) -> int:
+        """How many batches there were."""
+        return self._collector.iterations
+
+    @property
+    def frames_per_batch(self) -> int:
+        """How many frames a batch has."""
+        return self._collector.frames_per_batch
+
+    @property
+    def total_frames(self) -> int:
+        """How many frames all batches have together; -1 for an endless run."""
+        return self._collector.total_frames
+
+    @property
+    def env(self) -> BatchedEnvBase:
+        """The envs."""
+        return self._env
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all frames were returned."""
+        return self._collector.is_finished
+
+    @documented_by(AsyncCollector.__len__)
+    def __len__(self) -> int:
+        return len(self._collector)
+
+    def __repr__(self) -> str:
+        return repr(self._collector)
+
+    # -- batches ----------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TensorDictBase:
+        """The next batch; see `AsyncCollector.next`."""
+        return self.next()
+
+    @documented_by(AsyncCollector.next)
+    def next(self) -> TensorDictBase:
+        if self.is_finished:
+            raise StopIteration
+        batch: TensorDictBase = self._run(self._collector.next())
+        return batch
+
+    # -- changes ----------------------------------------------------------------------------------------
+
+    @documented_by(AsyncCollector.reset)
+    def reset(self) -> None:
+        self._run(self._collector.reset())
+
+    @documented_by(AsyncCollector.set_seed)
+    def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int:
+        following: int = self._run(self._collector.set_seed(seed, static_seed))
+        return following
+
+    @documented_by(AsyncCollector.update_policy_weights_)
+    def update_policy_weights_(self, policy_or_weights: Any = None) -> None:
+        self._collector.update_policy_weights_(policy_or_weights)
+
+    @documented_by(AsyncCollector.update_policy)
+    def update_policy(self, policy: Any) -> None:
+        self._collector.update_policy(policy)
+
+    @documented_by(AsyncCollector.state_dict)
+    def state_dict(self) -> OrderedDict[str, Any]:
+        state: OrderedDict[str, Any] = self._run(self._collector.state_dict())
+        return state
+
+    @documented_by(AsyncCollector.load_state_dict)
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        self._run(self._collector.load_state_dict(state_dict, strict))
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    @documented_by(AsyncCollector.shutdown)
+    def shutdown(self, *, close_env: bool | None = None) -> None:
+        if self._collector._is_closed:
+            return
+        closes = self._collector._close_env if close_env is None else close_env
+        self._collector._check_free(closes)
+        try:
+            if self._env.is_closed:
+                self._collector._is_closed = True
+            else:
+                self._run(self._collector._leave(closes))
+        finally:
+            if closes:
+                self._env.close(raise_if_closed=False)
+
+    def __enter__(self) -> Self:
+        self._env.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()

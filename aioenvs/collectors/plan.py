@@ -1,0 +1,135 @@
+"""What a collector was asked for: how many frames, in what portions; checked. Pure."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers that a collector keeps to.
+
+    Attributes:
+        num_workers: How many envs there are.
+        frames_per_batch: Frames of a batch.
+        total_frames: Frames of the whole run, rounded up to full batches; None for an endless one.
+        min_get: How many envs are waited for at least; None where all step together.
+        random_frames: So many frames at the beginning have random actions, rounded up to full batches.
+        resets: Whether each batch begins with new episodes.
+    """
+
+    num_workers: int
+    frames_per_batch: int
+    total_frames: int | None
+    min_get: int | None
+    random_frames: int
+    resets: bool
+
+    @classmethod
+    def of(
+        cls,
+        num_workers: int,
+        *,
+        frames_per_batch: int,
+        total_frames: int | None,
+        min_get: int | None,
+        init_random_frames: int | None,
+        reset_at_each_iter: bool,
+    ) -> Plan:
+        """Check the numbers.
+
+        Raises:
+            TypeError: If one is no integer.
+            ValueError: If one is out of range, or they do not fit each other.
+        """
+        _check_positive("frames_per_batch", frames_per_batch)
+        if min_get is None:
+            _check_divisible(frames_per_batch, num_workers, f"{num_workers} envs")
+        else:
+            _check_positive("min_get", min_get)
+            if min_get > num_workers:
+                raise ValueError(f"min_get={min_get} envs can never be ready: there are {num_workers}")
+            if reset_at_each_iter:
+                raise ValueError(
+                    "reset_at_each_iter=True would lose the steps that are under way when a batch is full, which "
+                    "min_get keeps for the next one; choose one of the two"
+                )
+        if total_frames in (None, -1):
+            total_frames = None
+        else:
+            _check_positive("total_frames", total_frames, ", or -1 for an endless run")
+        return cls(
+            num_workers,
+            frames_per_batch,
+            _rounded_up("total_frames", total_frames, frames_per_batch) if total_frames else None,
+            min_get,
+            _rounded_up("init_random_frames", _random_frames(init_random_frames), frames_per_batch),
+            reset_at_each_iter,
+        )
+
+    def steps_per_batch(self, batch_size: torch.Size) -> int:
+        """How many steps, of all envs together or with `min_get` of single ones, fill a batch.
+
+        Args:
+            batch_size: `(num_workers, *bs)`.
+
+        Raises:
+            ValueError: If no whole number does.
+        """
+        frames = batch_size.numel() if self.min_get is None else batch_size[1:].numel()
+        if not frames:
+            raise ValueError(f"envs of the batch size {tuple(batch_size)} have no frames to collect")
+        _check_divisible(self.frames_per_batch, frames, f"steps of {frames} frames, as the envs have them")
+        return self.frames_per_batch // frames
+
+
+def _check_positive(name: str, value: Any, or_else: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1{or_else}, got {value}")
+
+
+def _check_divisible(frames: int, unit: int, what: str) -> None:
+    rest = frames % unit
+    if rest:
+        fitting = [str(number) for number in (frames - rest, frames - rest + unit) if number]
+        raise ValueError(
+            f"frames_per_batch={frames} cannot be shared out among {what}: give {' or '.join(fitting)}, or min_get for "
+            "batches of whoever is ready first"
+        )
+
+
+def _random_frames(number: Any) -> int:
+    if number in (None, -1, 0):
+        return 0
+    _check_positive("init_random_frames", number)
+    return int(number)
+
+
+def _rounded_up(name: str, frames: int, frames_per_batch: int) -> int:
+    more = -frames % frames_per_batch
+    if more:
+        warnings.warn(
+            f"{name}={frames} is not a multiple of frames_per_batch={frames_per_batch}, so {more} more will be "
+            f"collected: {frames + more}",
+            UserWarning,
+            stacklevel=_callers_level(),
+        )
+    return frames + more
+
+
+def _callers_level() -> int:
+    """How far up the stack, seen from who asks, the code is that is not of this package."""
+    package = __name__.rpartition(".")[0]
+    frames = inspect.stack(0)[1:]
+    own = itertools.takewhile(lambda each: each.frame.f_globals.get("__name__", "").startswith(package), frames)
+    return 1 + sum(1 for _ in own)

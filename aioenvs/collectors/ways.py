@@ -1,0 +1,122 @@
+"""What the two ways of collecting have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from aioenvs.batched.base import AsyncEnvs
+from aioenvs.collectors.errand import Errand
+from aioenvs.collectors.storage import Storage
+from aioenvs.collectors.trajectories import TrajectoryIds
+from aioenvs.errors import WorkerError
+from aioenvs.mdp import done_mask
+
+__all__ = ["Act", "Way", "failed_envs"]
+
+Act = Callable[[TensorDictBase], Awaitable[TensorDictBase]]
+
+
+class Way(ABC):
+    """Collects batch after batch, and goes on where an exception, or being cancelled, made it stop.
+
+    Args:
+        env: The envs, which run.
+        steps: How many steps make a batch.
+        device: Where batches are kept.
+        ids: Numbers the trajectories.
+    """
+
+    flat: bool
+
+    def __init__(self, env: AsyncEnvs, steps: int, device: torch.device | None, ids: TrajectoryIds) -> None:
+        self._env = env
+        self._steps = steps
+        self._device = device
+        self._ids = ids
+        self._done_keys = tuple(env._index.every_key("done"))
+        self._errand = Errand()
+        self._storage: Storage | None = None
+        scope = env._running_scope
+        assert scope is not None
+        self._whole = scope.whole
+
+    def is_of(self, env: AsyncEnvs) -> bool:
+        """Whether the envs are still those that it began with, rather than closed and perhaps started again."""
+        scope = env._running_scope
+        return scope is not None and scope.whole is self._whole
+
+    def inherit(self, former: Way) -> None:
+        """Go on with what another one has collected."""
+        self._storage = former._storage
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no batch was begun."""
+        return self._storage is None
+
+    async def batch(self, act: Act, batches: int | None) -> TensorDictBase:
+        """The next batch.
+
+        Args:
+            act: The policy.
+            batches: How many are to come, with this one; None for any number.
+        """
+        if self._storage is None:
+            self._storage = Storage(self._steps, self._device, flat=self.flat)
+        await self._fill(self._storage, act, None if batches is None else (batches - 1) * self._steps)
+        storage, self._storage = self._storage, None
+        return storage.finish()
+
+    @abstractmethod
+    async def _fill(self, storage: Storage, act: Act, more: int | None) -> None:
+        """Write until the storage is full.
+
+        Args:
+            storage: Perhaps partly full.
+            act: The policy.
+            more: How many steps are wanted after it; None for any number.
+        """
+
+    @abstractmethod
+    async def settle(self) -> None:
+        """Wait until no env is at work, and keep what came of it."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Begin new episodes in all envs with the next step; no env may be at work."""
+
+    async def abandon(self, *, drains: bool) -> None:
+        """Have nothing to do with the envs any more; what they are at work on is dropped.
+
+        Args:
+            drains: Whether to see to it that others can use them.
+        """
+        await self._errand.cancel()
+
+    async def _surely(self, command: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """The result of a command that goes on when whoever waits for it is cancelled."""
+        if not self._whole.pool.suspends:  # there may be no loop, and there is nothing to wait for
+            return await command()
+        return await self._errand.result(command)
+
+    def _ended(self, td: TensorDictBase) -> torch.Tensor:
+        """In which elements of the batch a step ended the episode."""
+        return done_mask(td.get("next"), self._done_keys)
+
+
+def failed_envs(error: BaseException) -> tuple[int, ...] | None:
+    """The envs that need a reset after an error that a command to several envs ended with.
+
+    Returns:
+        Their indices in the whole; none of them where nobody was asked anything; None where it may be any, since not
+        all have answered.
+    """
+    if isinstance(error, WorkerError) or not isinstance(error, Exception):
+        return None
+    found = getattr(error, "env_index", ())
+    return tuple(found) if isinstance(found, list | tuple) else (int(found),)
