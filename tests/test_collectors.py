@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from faces import FACES, PROCESS_FACES, THREAD_FACES, Face, call
+from faces import EVERY_FACE, THREAD_FACES, Face, call
 from failing_envs import CountingEnv, Gate, kill_itself, numbered, raise_value_error
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, TensorDictModule
@@ -26,9 +26,11 @@ LENGTHS = numbered(NUM_ENVS, {0: {"length": 3}, 1: {"length": 5}, 2: {"length": 
 ENDLESS = numbered(NUM_ENVS)
 
 EITHER = pytest.mark.parametrize("min_get", [None, 1], ids=["lockstep", "first-ready"])
-one_of_each = pytest.mark.parametrize("face", [FACES[1], FACES[0], FACES[4], FACES[2]], ids=lambda face: face.name)
-two_of_them = pytest.mark.parametrize("face", [FACES[1], FACES[2]], ids=lambda face: face.name)
-one_process_each = pytest.mark.parametrize("face", [PROCESS_FACES[1], PROCESS_FACES[3]], ids=lambda face: face.name)
+one_of_each = pytest.mark.parametrize(
+    "face", [EVERY_FACE[1], EVERY_FACE[0], EVERY_FACE[4], EVERY_FACE[2]], ids=lambda face: face.name
+)
+two_of_them = pytest.mark.parametrize("face", [EVERY_FACE[1], EVERY_FACE[2]], ids=lambda face: face.name)
+one_process_each = pytest.mark.parametrize("face", [EVERY_FACE[3], EVERY_FACE[5]], ids=lambda face: face.name)
 
 
 def collector(env: Any, policy: Any = None, **options: Any) -> Any:
@@ -613,7 +615,7 @@ async def test_envs_of_one_process_that_die_together_are_one_error(min_get: int)
 # -- what else envs may be ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("face", [FACES[0], FACES[2], THREAD_FACES[0]], ids=lambda face: face.name)
+@pytest.mark.parametrize("face", [EVERY_FACE[0], EVERY_FACE[2], THREAD_FACES[0]], ids=lambda face: face.name)
 @EITHER
 async def test_views_are_collected_from_at_the_same_time(face: Face, min_get: int | None) -> None:
     async with face.open(4, CountingEnv, create_env_kwargs=numbered(4)) as env:
