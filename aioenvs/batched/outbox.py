@@ -240,8 +240,9 @@ class Outbox:
         return chosen
 
     async def close(self) -> None:
-        """Wait for the tasks, which end when the pool is closed."""
-        tasks = [ticket.task for ticket in self._sent.values() if ticket.task is not None]
+        """Wait for the tasks, which end when the pool is closed; those of another loop are that one's own."""
+        here = asyncio._get_running_loop()
+        tasks = [task for ticket in self._sent.values() if (task := ticket.task) and task.get_loop() is here]
         if tasks:
             await asyncio.wait(tasks)
 

@@ -130,6 +130,7 @@ class AsyncSteps(AsyncCalls):
         if scope is None:
             raise AioEnvsError(f"{self!r} is not running, so no env can be sent a step: reset() comes first")
         whole = scope.whole
+        whole.pool.check_home("send")
         envs = named_envs(tensordict, scope.envs.tolist())
         sent = whole.scope(envs)
         check_size(tensordict, sent.signature.batch_size)

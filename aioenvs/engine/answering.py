@@ -72,7 +72,7 @@ class AnsweringPool(Pool):
         return Lease(selection, command, deadline, replacing, waits)
 
     def check_home(self, command: str) -> None:
-        if (asyncio.get_running_loop() is not self._loop or os.getpid() != self._owner) and not self.slots.closed:
+        if (asyncio._get_running_loop() is not self._loop or os.getpid() != self._owner) and not self.slots.closed:
             raise AioEnvsError(
                 f"{command}: these envs belong to the event loop and process that started them, and this is another "
                 "one; make envs of its own for each, or close these there first"

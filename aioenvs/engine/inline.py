@@ -15,6 +15,7 @@ from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.pool import Lease, Pool, Selection, Steps, closed_meanwhile
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import here
+from aioenvs.errors import AioEnvsError
 
 __all__ = ["InlinePool"]
 
@@ -58,6 +59,12 @@ class InlinePool(Pool):
     ) -> Lease:
         self.slots.acquire(selection.envs, command)
         return Lease(selection, command, waits=self.suspends)
+
+    def check_home(self, command: str) -> None:
+        if self.suspends and asyncio._get_running_loop() is None:
+            raise AioEnvsError(
+                f"{command}: these envs belong to an event loop, and none runs here; use SerialEnv there"
+            )
 
     async def ready(self, lease: Lease) -> Lease:
         await asyncio.sleep(0)
