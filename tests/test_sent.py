@@ -9,12 +9,12 @@ import failing_envs as faults
 import pytest
 import torch
 from faces import acting, masked, observed
-from failing_envs import CountingEnv, numbered
-from tensordict import LazyStackedTensorDict, TensorDict
+from failing_envs import CountingEnv, Gate, Scribbler, numbered
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv
 from aioenvs.batched.sent import Sent, gathered
-from aioenvs.errors import WorkerDiedError
+from aioenvs.errors import WorkerDiedError, WorkerTimeoutError
 from aioenvs.testing import NestedCountingEnv
 
 
@@ -166,3 +166,31 @@ async def test_envs_with_batches_of_their_own(options: dict[str, Any]) -> None:
                 assert (td == expected[index]).all()
                 assert (after == sibling[index]).all()
             root = sibling.clone()
+
+
+@pytest.mark.parametrize("options", [{"num_processes": 2}, {"backend": "thread"}])
+async def test_an_env_that_is_late_takes_its_step_when_it_is_ready(options: dict[str, Any], gate: Gate) -> None:
+    kwargs = numbered(2, {1: {"fault": gate.wait, "at": (1, 1)}})
+    async with AsyncParallelEnv(2, CountingEnv, create_env_kwargs=kwargs, **options) as env:
+        await env.reset()
+        with pytest.raises(WorkerTimeoutError):
+            await env.step(acting([1, 2]), timeout=0.3)
+        env.send(to_envs([20, 10], [1, 0]))
+        td, _ = await env.recv()
+        assert observed(td) == [[0, 1, 2, 11]]
+        assert td["action"].tolist() == [10]
+        gate.open()
+        td, after = await env.recv()
+        assert observed(td) == [[1, 1, 2, 22]]
+        assert after["observation"].tolist() == [[1, 1, 2, 22]]
+
+
+@pytest.mark.parametrize("options", [{"num_processes": 1}, {"num_processes": 2}, {"backend": "thread"}])
+async def test_actions_that_are_objects_reach_the_envs_that_they_are_for(options: dict[str, Any]) -> None:
+    async with AsyncParallelEnv(3, Scribbler, **options) as env:
+        await env.reset()
+        actions = NonTensorStack(NonTensorData([1, 2, 3]), NonTensorData([]))
+        env.send(TensorDict({"action": actions, "env_index": torch.tensor([2, 0])}, [2]))
+        td, _ = await env.recv(2)
+        found = dict(zip(td["env_index"].tolist(), (row[0] for row in observed(td)), strict=True))
+        assert found == {2: 4, 0: 1}  # each adds one to its own list
