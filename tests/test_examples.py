@@ -1,6 +1,7 @@
 """Each example runs as a user would run it, and prints what it promises."""
 
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -98,3 +99,58 @@ def test_async_trainer_says_so_at_once_if_it_cannot_draw() -> None:
 def test_async_trainer_help_lists_the_options() -> None:
     output = run_example("async_trainer.py", "--help")
     assert all(option in output for option in ("--seed", "--total-frames", "--output"))
+
+
+def test_server_shows_sessions_and_a_refusal() -> None:
+    refusal, result = run_example("server.py", "--num-envs", "4", "--seconds", "0.5").splitlines()
+    assert refusal == "one more client than there are envs: HTTP 503"
+    found = re.fullmatch(r"4 sessions, (\d+) steps in [0-9.]+ s: [0-9,]+ steps/s", result)
+    assert found
+    assert int(found[1]) > 0
+
+
+def test_server_serves_until_it_is_interrupted() -> None:
+    command = [sys.executable, str(EXAMPLES / "server.py"), "--serve", "--port", "0", "--num-envs", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        assert any("running on http://127.0.0.1:" in line for line in lines)
+        process.send_signal(signal.SIGINT)
+        rest = list(lines)
+    assert process.returncode in (0, -signal.SIGINT)
+    assert "Application shutdown complete" in "".join(rest)
+    assert "Error" not in "".join(rest)
+
+
+def test_first_ready_compares_two_loops_with_the_ideal() -> None:
+    options = ("--num-envs", "4", "--min-get", "2", "--seconds", "0.5", "--slow-ms", "20")
+    lines = run_example("first_ready.py", *options).splitlines()
+    assert "4 envs in 4 processes; 2 ms a step, 20 ms in 5% of them" in lines[0]
+    rows = [re.findall(r"[\w(=)%,.]+", line) for line in lines if line.startswith("│")]
+    assert [row[0] for row in rows] == ["step_and_maybe_reset", "send", "ideal"]
+    assert all(int(row[-2].replace(",", "")) > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("server.py --num-envs 0", "expected a number above 0, found '0'"),
+        ("server.py --env Nope-v7", "does not know the id 'Nope-v7'"),
+        ("first_ready.py --slow-share 2", "expected a number from 0 to 1, found '2'"),
+        ("first_ready.py --num-envs 2", "--min-get 4 is more than --num-envs 2"),
+    ],
+)
+def test_options_that_make_no_sense(command: str, words: str) -> None:
+    name, *arguments = command.split()
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=55, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["server.py", "first_ready.py"])
+def test_help_of_the_newer_examples(name: str) -> None:
+    output = run_example(name, "--help")
+    assert "--num-envs" in output
+    assert "default" in output

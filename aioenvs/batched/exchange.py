@@ -6,6 +6,7 @@ are views of that copy; some rows are copied leaf by leaf. What travels as an ob
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -45,32 +46,32 @@ class Exchange:
         family = ledger.family
         self._ledger = ledger
         self._members = members
+        self._all = _run(members)
         self._trees = trees
+        self._device = device
         self._arrays = ledger.arrays
         self.envs = family.envs if members is None else tuple(family.envs[member] for member in members)
         self._places = range(len(self.envs)) if members is None else members.tolist()
         self._loose = family.metadata.objects
         self._rewards = family.metadata.reward_keys
-        self._done = [
-            self._arrays[NEXT][key].reshape(len(family.envs), -1)
-            for key in family.metadata.done_keys
-            if key in self._arrays[NEXT]
-        ]
-        # What says of each env whether it is done, where one flag for each does.
-        self._flag = self._done[0][:, 0] if len(self._done) == 1 and self._done[0].shape[1] == 1 else None
-        leaves, places = ledger.trees[INPUT].leaves, self._arrays[INPUT]
-        self._spaces = [ledger.spaces[place] for place in self._places]
-        self._inputs = [
-            InputLeaf(key, self.envs, spec, trees[INPUT], self._of(key), places.get(key), device)
-            for key, spec in leaves.items()
-            if not isinstance(spec, NonTensor)
-        ]
-        self._input_objects = [key for key, spec in leaves.items() if isinstance(spec, NonTensor)]
         self._packed = {region: PackedRegion(ledger, region) for region in (NEXT, ROOT)} if members is None else {}
 
-    def _of(self, key: Key) -> list[Any]:
-        """The action space of each env at a key, None where there is none."""
-        return [own.get(key) for own in self._spaces]
+    @functools.cached_property
+    def _inputs(self) -> list[InputLeaf]:
+        tree, places, bounds = self._trees[INPUT], self._arrays[INPUT], self._ledger.bounds
+        return [
+            InputLeaf(
+                key,
+                self.envs,
+                spec,
+                tree,
+                None if (own := bounds[key]) is None else own.select(self._members),
+                places.get(key),
+                self._device,
+            )
+            for key, spec in self._ledger.trees[INPUT].leaves.items()
+            if not isinstance(spec, NonTensor)
+        ]
 
     # -- in ---------------------------------------------------------------------------------------------
 
@@ -86,7 +87,7 @@ class Exchange:
             SpecMismatchError: If a key is missing, or a value has the wrong shape, dtype, device or range.
         """
         values: Inputs = {leaf.key: leaf.check(td, entries, rows) for leaf in self._inputs}
-        for key in self._input_objects:
+        for key in self._ledger.input_objects:
             values[key] = self._object_list(td, key)
         return values
 
@@ -215,7 +216,7 @@ class Exchange:
         """The outcome of a step, by key; rows that were not stepped hold their latest values and no reward."""
         if outcome.objects:
             self._note(outcome, NEXT)
-        self._count(rows, outcome)
+        self.count(rows, outcome)
         arrays = self._copy(NEXT)
         if rows is None:
             return self._values(NEXT, arrays)
@@ -227,7 +228,12 @@ class Exchange:
             values[key] = self._filled(key, values[key], others, 0)
         return values
 
-    def _count(self, rows: Rows, outcome: Outcome) -> None:
+    def last_step(self) -> tuple[Values, Values]:
+        """The outcome of the last step of each env, which was counted, and the root for the next one."""
+        following = self._values(NEXT, self._copy(NEXT))
+        return following, self.root_result(following, Outcome())
+
+    def count(self, rows: Rows, outcome: Outcome) -> None:
         """Count the steps that came back, and the episodes that ended with them."""
         ledger = self._ledger
         if not outcome.failures and not outcome.lost:
@@ -248,12 +254,13 @@ class Exchange:
 
     def _finished(self) -> NDArray[np.bool_]:
         """For each env of the family whether its last step ended an episode."""
-        if self._flag is not None:
-            return self._flag
-        if self._done:
-            flags: NDArray[np.bool_] = np.logical_or.reduce([done.any(1) for done in self._done])
+        ledger = self._ledger
+        if ledger.flag is not None:
+            return ledger.flag
+        if ledger.done:
+            flags: NDArray[np.bool_] = np.logical_or.reduce([done.any(1) for done in ledger.done])
             return flags
-        keys, known = self._ledger.family.metadata.done_keys, self._ledger.objects
+        keys, known = ledger.family.metadata.done_keys, ledger.objects
         return np.array([any(bool(own[key].any()) for key in keys if key in own) for own in known], np.bool_)
 
     def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -298,7 +305,7 @@ class Exchange:
     def _in_root(self) -> NDArray[np.bool_]:
         """Which envs had a reset after their last step, or no step yet."""
         in_root: NDArray[np.bool_] = self._ledger.where == IN_ROOT
-        return in_root if self._members is None else in_root[self._members]
+        return in_root if self._members is None else in_root[self._all]
 
     def latest(self) -> Values:
         """What is known of every env: the values after its last step or reset."""
@@ -316,7 +323,9 @@ class Exchange:
     def _copy(self, region: str) -> Arrays:
         if self._members is None:
             return self._packed[region].copy()
-        return {key: array[self._members] for key, array in self._arrays[region].items()}
+        if isinstance(self._all, slice):
+            return {key: array[self._all].copy() for key, array in self._arrays[region].items()}
+        return {key: array[self._all] for key, array in self._arrays[region].items()}
 
     def _replace(self, arrays: Arrays, rows: NDArray[np.intp]) -> None:
         sources = self._targets(rows)
@@ -351,9 +360,9 @@ class Exchange:
         return [spec.zero() if value is None else value for value in found]
 
     def _targets(self, rows: Rows) -> Any:
-        if self._members is None:
-            return slice(None) if rows is None else rows
-        return self._members if rows is None else self._members[rows]
+        if rows is None:
+            return self._all
+        return rows if self._members is None else self._members[rows]
 
     def _indices(self, rows: Rows) -> Iterable[int]:
         return range(len(self.envs)) if rows is None else rows.tolist()
@@ -361,12 +370,23 @@ class Exchange:
     def random_objects(self) -> list[Objects]:
         """For each env samples of its action spaces without a fixed shape, from generators seeded by torch's."""
         sampled: list[Objects] = [{} for _ in self.envs]
-        for key in self._input_objects:
-            for own, spaces in zip(sampled, self._spaces, strict=True):
+        for key in self._ledger.input_objects:
+            for own, place in zip(sampled, self._places, strict=True):
+                spaces = self._ledger.spaces[place]
                 if key in spaces:
                     spaces[key].seed(int(torch.randint(2**31, ())))
                     own[key] = spaces[key].sample()
         return sampled
+
+
+def _run(members: Rows) -> Any:
+    """What selects these rows, the quicker way where they follow each other."""
+    if members is None:
+        return slice(None)
+    first, last = int(members[0]), int(members[-1])
+    if len(members) == 1 or (last - first == len(members) - 1 and (np.diff(members) == 1).all()):
+        return slice(first, last + 1)
+    return members
 
 
 def _name(dtype: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,40 @@ from aioenvs.specs import TensorSpec
 from aioenvs.storage import array_of
 from aioenvs.trees import Key, Tree, nested_key
 
-__all__ = ["InputLeaf", "Inputs", "Rows", "mismatch", "missing"]
+__all__ = ["Bounds", "InputLeaf", "Inputs", "Rows", "mismatch", "missing"]
 
 Rows = NDArray[np.intp] | None  # None means all of them
 Inputs = dict[Key, Any]  # an array or tensor for all envs, or a list with one value per env
+
+
+class Bounds(NamedTuple):
+    """Between which the integers of some envs must be.
+
+    Attributes:
+        low: The lowest.
+        high: One past the highest.
+        alike: Whether they are those of each env, rather than one for each.
+    """
+
+    low: NDArray[Any]
+    high: NDArray[Any]
+    alike: bool
+
+    @classmethod
+    def of(cls, spaces: Sequence[Any], ndim: int) -> Bounds | None:
+        """Those of values with so many dims, of envs with these Gymnasium spaces; None where anything goes."""
+        ranges = [None if space is None else integer_range(space) for space in spaces]
+        if any(each is None for each in ranges):
+            return None
+        low, high = (np.stack([np.asarray(each[end]) for each in ranges if each is not None]) for end in (0, 1))
+        if (low == low[0]).all() and (high == high[0]).all():
+            return cls(low[0], high[0], True)
+        low, high = (each.reshape(len(spaces), *each.shape[1:], *[1] * (ndim - each.ndim + 1)) for each in (low, high))
+        return cls(low, high, False)
+
+    def select(self, members: Rows) -> Bounds:
+        """Those of some of the envs."""
+        return self if self.alike or members is None else Bounds(self.low[members], self.high[members], False)
 
 
 class InputLeaf:
@@ -30,7 +60,7 @@ class InputLeaf:
         envs: The envs of the batch.
         spec: What it must be for one env.
         tree: Where it is in a TensorDict of the batch.
-        spaces: For each env its Gymnasium space, whose integers are kept within their range; None if it has none.
+        bounds: Between which its integers must be, of these envs; None where anything goes.
         target: The array that it goes to; None if it travels as an object.
         device: From where it may come, besides the CPU.
     """
@@ -41,7 +71,7 @@ class InputLeaf:
         envs: Sequence[int],
         spec: TensorSpec,
         tree: Tree,
-        spaces: Sequence[Any],
+        bounds: Bounds | None,
         target: NDArray[Any] | None,
         device: torch.device | None,
     ) -> None:
@@ -55,7 +85,7 @@ class InputLeaf:
         self._device = device
         self._target = None if target is None else target.dtype
         self._native = target is not None and torch.from_numpy(np.zeros(0, target.dtype)).dtype is spec.dtype
-        self._bounds = _bounds(spaces, len(spec.shape))
+        self._bounds = bounds
 
     def check(self, td: TensorDictBase, entries: Mapping[str, Any], rows: Rows) -> Any:
         """The value for all envs: an array if it has a place in the block, else a tensor, or a list of them.
@@ -85,7 +115,7 @@ class InputLeaf:
             return array_of(value)  # integers, which alone have bounds, are none of these
         array: NDArray[Any] = value.numpy()
         if self._bounds is not None and array.size:
-            self._check_range(array, *self._bounds, rows)
+            self._check_range(array, self._bounds, rows)
         return array
 
     def _check_one(self, td: TensorDictBase) -> torch.Tensor:
@@ -107,7 +137,8 @@ class InputLeaf:
             raise mismatch(self.key, f"a tensor on {self._device or 'the cpu'}", f"one on {value.device}")
         return value.cpu()
 
-    def _check_range(self, array: NDArray[Any], low: Any, high: Any, rows: Rows) -> None:
+    def _check_range(self, array: NDArray[Any], bounds: Bounds, rows: Rows) -> None:
+        low, high, _ = bounds
         outside = (array < low) | (array >= high)
         if not np.count_nonzero(outside):
             return
@@ -120,19 +151,6 @@ class InputLeaf:
 def _told(bounds: NDArray[Any]) -> Any:
     """Bounds for a message: one number where it is the same everywhere."""
     return bounds.flat[0] if (bounds == bounds.flat[0]).all() else bounds
-
-
-def _bounds(spaces: Sequence[Any], ndim: int) -> tuple[Any, Any] | None:
-    """The lowest integers of all envs, and one past the highest; None where anything goes."""
-    ranges = [None if space is None else integer_range(space) for space in spaces]
-    if any(each is None for each in ranges):
-        return None
-    low, high = (np.stack([np.asarray(each[end]) for each in ranges if each is not None]) for end in (0, 1))
-    if (low == low[0]).all() and (high == high[0]).all():
-        return low[0], high[0]
-    return low.reshape(len(spaces), *low.shape[1:], *[1] * (ndim - low.ndim + 1)), high.reshape(
-        len(spaces), *high.shape[1:], *[1] * (ndim - high.ndim + 1)
-    )
 
 
 def missing(td: TensorDictBase, key: Key, value: Any) -> SpecMismatchError:

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from aioenvs.batched.inputs import Bounds
 from aioenvs.batched.signature import EnvSpecs
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import ROOT, STATUS, WHERE, EnvMetadata, Family
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT, STATUS, WHERE, EnvMetadata, Family
 from aioenvs.engine.spaces import Objects
+from aioenvs.specs import NonTensor
 from aioenvs.trees import Tree, region_trees
 
 __all__ = ["Ledger", "PackedRegion"]
@@ -33,14 +35,25 @@ class Ledger:
     def __init__(self, family: Family, arrays: dict[str, Arrays], metadata: Sequence[EnvMetadata]) -> None:
         self.family = family
         self.arrays = arrays
+        self.place = {env: place for place, env in enumerate(family.envs)}
         self.where = arrays[STATUS][WHERE]
         self.spaces = [copy.deepcopy(each.specs.get("action", {})) for each in metadata]
         self.objects: list[Objects] = [{} for _ in family.envs]
+        self.done = [
+            arrays[NEXT][key].reshape(len(family.envs), -1) for key in family.metadata.done_keys if key in arrays[NEXT]
+        ]
+        # What says of each env whether it is done, where one flag for each does.
+        self.flag = self.done[0][:, 0] if len(self.done) == 1 and self.done[0].shape[1] == 1 else None
         self.rounds = 0  # steps of all of them together, which are counted apart from the others
         self.steps = np.zeros(len(family.envs), np.int64)
         self.episodes = np.zeros(len(family.envs), np.int64)
         self.specs = EnvSpecs.of(family.metadata)
         self.trees = region_trees(self.specs.output_spec, self.specs.input_spec)
+        self.input_objects = [key for key, spec in self.trees[INPUT].leaves.items() if isinstance(spec, NonTensor)]
+        self.bounds = {
+            key: Bounds.of([own.get(key) for own in self.spaces], len(spec.shape))
+            for key, spec in self.trees[INPUT].leaves.items()
+        }
         others = Tree.of(self.specs.full("observation"), self.specs.full("reward")).leaves
         self.done_leaves = frozenset(key for key in self.trees[ROOT].leaves if key not in others)
         # Leaves that are kept under another dtype, since numpy does not have theirs.

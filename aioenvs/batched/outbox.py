@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tensordict import TensorDictBase
-
+from aioenvs.batched.exchange import Exchange
 from aioenvs.batched.inputs import Inputs
+from aioenvs.batched.lazy import LazyExchange
+from aioenvs.batched.sent import Sent
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool, Steps
 from aioenvs.engine.portal import Immediate
+from aioenvs.engine.spaces import Objects
 from aioenvs.errors import AioEnvsError, ConcurrencyError, WorkerError, WorkerTimeoutError, describe_envs
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ class Ticket:
         sent: What its caller sent, to it and perhaps to others.
         row: Its row in that.
         known: What was known of it before, where it may be lost.
-        following: The outcome of the step, once it is settled.
+        following: The outcome of the step, once it is settled; None if it is still to be read.
         root: The root for the next step.
         error: Why there is neither.
         task: What awaits the answer.
@@ -42,7 +44,7 @@ class Ticket:
     env: int
     scope: Scope
     lease: Lease
-    sent: TensorDictBase
+    sent: Sent
     row: int
     known: Any = None
     following: Any = None
@@ -71,10 +73,13 @@ class Outbox:
 
     Args:
         pool: The pool.
+        reads_at_once: Whether what an env answered must be read when it comes, rather than when it is received,
+            together with what others did.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, *, reads_at_once: bool) -> None:
         self._pool = pool
+        self._reads_at_once = reads_at_once
         self._sent: dict[int, Ticket] = {}
         self._settled: dict[int, Ticket] = {}  # those of them that are done, in the order in which they were
         self._waiters: list[Waiter] = []
@@ -85,24 +90,26 @@ class Outbox:
 
     # -- out --------------------------------------------------------------------------------------------
 
-    def send(self, lease: Lease, tickets: Sequence[Ticket], shares: Sequence[Inputs]) -> None:
+    def send(self, lease: Lease, tickets: Sequence[Ticket], exchange: Exchange | LazyExchange, inputs: Any) -> None:
         """Let the envs take their steps.
 
         Args:
             lease: On all of them together.
             tickets: One for each.
-            shares: The inputs for each, checked.
+            exchange: Stores what all of them are given.
+            inputs: That, checked.
 
         Raises:
             Exception: If an input cannot be sent; nothing was sent then, and the lease has ended.
         """
-        try:
-            steps = [] if lease.waits else self._begin(tickets, shares)
-        except BaseException:
-            self._pool.release(lease)
-            raise
         if lease.waits:
-            steps = [self._begin_later(ticket, share) for ticket, share in zip(tickets, shares, strict=True)]
+            steps = [self._begin_later(ticket, exchange.share(inputs, row)) for row, ticket in enumerate(tickets)]
+        else:
+            try:
+                steps = self._begin(tickets, exchange.write_inputs(inputs, None))
+            except BaseException:
+                self._pool.release(lease)
+                raise
         for place, (ticket, own) in enumerate(zip(tickets, steps, strict=True)):
             self._sent[ticket.env] = ticket
             try:
@@ -114,20 +121,17 @@ class Outbox:
                     never.close()
                 raise
 
-    def _begin(self, tickets: Sequence[Ticket], shares: Sequence[Inputs]) -> list[Steps]:
-        """Send the steps of envs that are ready."""
-        objects: dict[int, Any] = {}
-        for ticket, share in zip(tickets, shares, strict=True):
-            exchange = ticket.scope.exchange
-            if self._pool.restarts:
-                ticket.known = exchange.latest()
-            objects |= exchange.write_share(share) or {}
-        return self._pool.step_each([ticket.lease for ticket in tickets], objects or None, maybe_reset=True)
+    def _begin(self, tickets: Sequence[Ticket], objects: Mapping[int, Objects] | None) -> list[Steps]:
+        """Send the steps of envs that are ready, and whose inputs are stored but for the objects."""
+        if self._pool.restarts:
+            for ticket in tickets:
+                ticket.known = ticket.scope.exchange.latest()
+        return self._pool.step_each([ticket.lease for ticket in tickets], objects, maybe_reset=True)
 
     async def _begin_later(self, ticket: Ticket, share: Inputs) -> Outcome:
         """Send the step of an env once it is ready."""
         ticket.lease = await self._pool.ready(ticket.lease)
-        (steps,) = self._begin([ticket], [share])
+        (steps,) = self._begin([ticket], ticket.scope.exchange.write_share(share))
         return await steps
 
     def _follow(self, ticket: Ticket, steps: Steps) -> None:
@@ -156,9 +160,13 @@ class Outbox:
         self._settle(ticket)
 
     def _take_in(self, ticket: Ticket, outcome: Outcome) -> None:
-        read = ticket.scope.read_step(None, outcome, ticket.known, maybe_reset=True)
-        outcome.raise_failure()
-        ticket.following, ticket.root = read
+        exchange = ticket.scope.exchange
+        if self._reads_at_once or outcome.objects or outcome.failures or not isinstance(exchange, Exchange):
+            read = ticket.scope.read_step(None, outcome, ticket.known, maybe_reset=True)
+            outcome.raise_failure()
+            ticket.following, ticket.root = read
+        else:  # its rows stay as they are until it is sent the next step
+            exchange.count(None, outcome)
 
     def _settle(self, ticket: Ticket) -> None:
         self._settled[ticket.env] = ticket
@@ -240,8 +248,9 @@ class Outbox:
         return chosen
 
     async def close(self) -> None:
-        """Wait for the tasks, which end when the pool is closed."""
-        tasks = [ticket.task for ticket in self._sent.values() if ticket.task is not None]
+        """Wait for the tasks, which end when the pool is closed; those of another loop are that one's own."""
+        here = asyncio._get_running_loop()
+        tasks = [task for ticket in self._sent.values() if (task := ticket.task) and task.get_loop() is here]
         if tasks:
             await asyncio.wait(tasks)
 

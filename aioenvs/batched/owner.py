@@ -91,6 +91,7 @@ class AsyncBatchedEnv(AsyncEnvs):
             self._starting = asyncio.ensure_future(self._start())
             self._starting.add_done_callback(self._start_ended)
         starting = self._starting
+        self._check_start(starting)
         self._waiting += 1
         try:
             await asyncio.wait([starting])
@@ -104,6 +105,18 @@ class AsyncBatchedEnv(AsyncEnvs):
         if starting.cancelled():
             raise ClosedError(f"{self!r} was closed by another task while it started")
         return starting.result()
+
+    def _check_start(self, starting: asyncio.Task[Running]) -> None:
+        """Refuse to wait for a start in another event loop.
+
+        Raises:
+            AioEnvsError: If that is where they are being started.
+        """
+        if starting.get_loop() is not asyncio.get_running_loop():
+            raise AioEnvsError(
+                f"{self!r} is being started in another event loop than this one; wait for it there, or make envs of "
+                "its own for each"
+            )
 
     def _start_ended(self, starting: asyncio.Task[Running]) -> None:
         if self._starting is starting:  # it was cancelled before it began
@@ -186,6 +199,7 @@ class AsyncBatchedEnv(AsyncEnvs):
 
         Raises:
             ClosedError: If it is closed already, unless `raise_if_closed` is False.
+            AioEnvsError: If it is being started in another event loop.
         """
         running, self._running = self._running, None
         if running is not None:
@@ -194,6 +208,7 @@ class AsyncBatchedEnv(AsyncEnvs):
             await running.pool.close()
             await running.outbox.close()
         elif self._starting is not None:
+            self._check_start(self._starting)
             await _cancelled(self._starting)
         elif raise_if_closed:
             raise ClosedError(f"{self!r} is closed already, or was never started")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aioenvs.batched.exchange import Exchange, Rows
+from aioenvs.batched.exchange import Exchange, Rows, Values
 from aioenvs.batched.lazy import LazyExchange
 from aioenvs.batched.ledger import Ledger
 from aioenvs.batched.outbox import Outbox
@@ -105,7 +105,7 @@ class Running:
         self._scopes: OrderedDict[tuple[int, ...], Scope] = OrderedDict()
         self._looks: OrderedDict[tuple[int, ...], Look] = OrderedDict()
         self.everything = self.scope(tuple(range(pool.num_envs)))
-        self.outbox = Outbox(pool)
+        self.outbox = Outbox(pool, reads_at_once=pool.restarts or self.everything.signature.is_lazy)
 
     def scope(self, envs: tuple[int, ...]) -> Scope:
         """What it takes to command these envs; worked out once for each choice of them."""
@@ -122,7 +122,7 @@ class Running:
         indices = np.array(envs, np.intp)
         look = self.look(envs)
         parts = [
-            (places, Exchange(ledger, _members(ledger, indices[places]), trees, self.device))
+            (places, Exchange(ledger, _members(ledger, indices[places].tolist()), trees, self.device))
             for (ledger, places), trees in zip(self._families(envs), look.trees, strict=True)
         ]
         exchange = LazyExchange(parts) if look.signature.is_lazy else parts[0][1]
@@ -132,6 +132,16 @@ class Running:
     def look(self, envs: Sequence[int]) -> Look:
         """What a batch of these envs looks like."""
         return _remembered(self._looks, tuple(self._models[env] for env in envs), self._look)
+
+    def last_step(self, envs: Sequence[int], look: Look) -> tuple[Values, Values]:
+        """What the last step of some envs of one family came to, and the root for the next one.
+
+        Args:
+            envs: Which envs.
+            look: Of them.
+        """
+        ledger = self._home[envs[0]]
+        return Exchange(ledger, _members(ledger, envs), look.trees[0], self.device).last_step()
 
     def _look(self, models: tuple[int, ...]) -> Look:
         """What a batch of envs that look like these looks like."""
@@ -182,10 +192,8 @@ def _flag_shape(index: SpecIndex, key: NestedKey) -> torch.Size:
     return torch.Size([len(shapes), *inner])
 
 
-def _members(ledger: Ledger, envs: NDArray[np.intp]) -> Rows:
+def _members(ledger: Ledger, envs: Sequence[int]) -> Rows:
     """The places of these envs in their family; None for all of them, in order."""
-    family = ledger.family.envs
-    if tuple(envs.tolist()) == family:
+    if tuple(envs) == ledger.family.envs:
         return None
-    place = {env: index for index, env in enumerate(family)}
-    return np.array([place[env] for env in envs.tolist()], np.intp)
+    return np.array([ledger.place[env] for env in envs], np.intp)

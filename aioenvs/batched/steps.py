@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from aioenvs.batched.calls import AsyncCalls
 from aioenvs.batched.outbox import Ticket
 from aioenvs.batched.requests import check_next, check_size, check_unlocked, named_envs, step_rows
+from aioenvs.batched.sent import Sent, gathered
 from aioenvs.batched.signature import Signature
 from aioenvs.engine.host import Outcome
 from aioenvs.errors import AioEnvsError
@@ -131,6 +131,7 @@ class AsyncSteps(AsyncCalls):
         if scope is None:
             raise AioEnvsError(f"{self!r} is not running, so no env can be sent a step: reset() comes first")
         whole = scope.whole
+        whole.pool.check_home("send")
         envs = named_envs(tensordict, scope.envs.tolist())
         sent = whole.scope(envs)
         check_size(tensordict, sent.signature.batch_size)
@@ -141,15 +142,14 @@ class AsyncSteps(AsyncCalls):
         entries = _entries(tensordict, sent.signature)
         check_next(entries)
         inputs: Any = sent.exchange.check_inputs(tensordict, entries, None)
-        kept = tensordict.clone()
+        kept = Sent(tensordict, entries)
         pool = whole.pool
         lease = pool.acquire(sent.everything, "send (until it is received)", timeout=timeout)
-        tickets, shares = [], []
+        tickets = []
         for row, env in enumerate(envs):
             alone = whole.scope((env,))
             tickets.append(Ticket(env, alone, lease._replace(selection=alone.everything, command="send"), kept, row))
-            shares.append(sent.exchange.share(inputs, row))
-        whole.outbox.send(lease, tickets, shares)
+        whole.outbox.send(lease, tickets, sent.exchange, inputs)
 
     async def recv(
         self, min_get: int = 1, max_get: int | None = None, timeout: float | None = None
@@ -180,28 +180,31 @@ class AsyncSteps(AsyncCalls):
         scope = self._running_scope
         if scope is None:
             raise AioEnvsError(f"{self!r} is not running, so there is nothing to receive")
-        tickets = await scope.whole.outbox.receive(scope.everything.envs, min_get, max_get, timeout)
+        whole = scope.whole
+        tickets = await whole.outbox.receive(scope.everything.envs, min_get, max_get, timeout)
         envs = [ticket.env for ticket in tickets]
-        look = scope.whole.look(envs)
-        results, batch_size = look.results, look.signature.batch_size
-        td = _gathered(tickets)
-        index = torch.tensor(envs).reshape(-1, *[1] * (len(batch_size) - 1)).expand(batch_size)
-        td.set("env_index", index.contiguous())
-        following, root = (
-            results.joined(values) for values in ([t.following for t in tickets], [t.root for t in tickets])
-        )
-        after = results.after_step(td, _entries(td, look.signature), following, root)
+        look = whole.look(envs)
+        td = gathered([(ticket.sent, ticket.row) for ticket in tickets])
+        td.set("env_index", _spread(torch.tensor(envs), look.signature.batch_size))
+        if all(ticket.following is None for ticket in tickets):
+            following, root = whole.last_step(envs, look)
+        else:
+            for ticket in tickets:
+                if ticket.following is None:
+                    alone = (ticket.env,)
+                    ticket.following, ticket.root = whole.last_step(alone, whole.look(alone))
+            following = look.results.joined([ticket.following for ticket in tickets])
+            root = look.results.joined([ticket.root for ticket in tickets])
+        after = look.results.after_step(td, _entries(td, look.signature), following, root)
         assert after is not None
         return td, after
 
 
-def _gathered(tickets: Sequence[Ticket]) -> TensorDictBase:
-    """What the envs were sent."""
-    first = tickets[0].sent
-    if all(ticket.sent is first for ticket in tickets):
-        td: TensorDictBase = first[torch.tensor([ticket.row for ticket in tickets])]
-        return td
-    return LazyStackedTensorDict.maybe_dense_stack([ticket.sent[ticket.row] for ticket in tickets])
+def _spread(index: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:
+    """The indices of envs, for each part of theirs."""
+    if len(batch_size) == 1:
+        return index
+    return index.reshape(-1, *[1] * (len(batch_size) - 1)).expand(batch_size).contiguous()
 
 
 def _entries(td: TensorDictBase, signature: Signature) -> dict[str, Any]:

@@ -45,9 +45,12 @@ class Outcome:
 
     @classmethod
     def merged(cls, outcomes: Iterable[Outcome]) -> Outcome:
-        """One outcome of those of several workers."""
+        """One outcome of those of several workers; where there is one only, that."""
+        own = list(outcomes)
+        if len(own) == 1:
+            return own[0]
         merged = cls()
-        for outcome in outcomes:
+        for outcome in own:
             merged.finished += outcome.finished
             merged.failures |= outcome.failures
             merged.objects |= outcome.objects

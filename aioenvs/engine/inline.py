@@ -92,7 +92,9 @@ class InlinePool(Pool):
             if self._loop is not None and loop is not self._loop:
                 raise wrong_loop(command)
             if loop is None:
-                raise AioEnvsError(f"{command}: no event loop runs here; call it from a coroutine, or use SerialEnv")
+                raise AioEnvsError(
+                    f"{command}: these envs belong to an event loop, and none runs here; use SerialEnv there"
+                )
 
     def acquire(
         self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None

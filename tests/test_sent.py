@@ -1,0 +1,196 @@
+"""What comes back of steps that envs were sent, whenever and with whomever it was sent, and whatever happened since."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import failing_envs as faults
+import pytest
+import torch
+from faces import acting, masked, observed
+from failing_envs import CountingEnv, Gate, Scribbler, numbered
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+
+from aioenvs import AsyncParallelEnv, AsyncSerialEnv
+from aioenvs.batched.sent import Sent, gathered
+from aioenvs.errors import WorkerDiedError, WorkerTimeoutError
+from aioenvs.testing import NestedCountingEnv
+
+
+def sent(td: TensorDict) -> Sent:
+    return Sent(td, dict(td.items()))
+
+
+def numbers(*values: int, **others: Any) -> TensorDict:
+    return TensorDict({"action": torch.tensor(values), **others}, [len(values)])
+
+
+def to_envs(actions: list[int], envs: list[int]) -> TensorDict:
+    return acting(actions).set("env_index", torch.tensor(envs))
+
+
+# -- rows of what was sent ------------------------------------------------------------------------------
+
+
+def test_rows_of_one_and_of_several() -> None:
+    one, two = sent(numbers(1, 2, 3)), sent(numbers(4, 5))
+    for rows, expected in (([(one, 2), (one, 0)], [3, 1]), ([(two, 1), (one, 1), (two, 0)], [5, 2, 4])):
+        td = gathered(rows)
+        assert type(td) is TensorDict
+        assert td.batch_size == (len(expected),)
+        assert td["action"].tolist() == expected
+
+
+def test_rows_are_copies() -> None:
+    td = numbers(1, 2)
+    kept = sent(td)
+    td["action"] += 10
+    rows = gathered([(kept, 0), (kept, 1)])
+    rows["action"] += 100
+    assert gathered([(kept, 0), (kept, 1)])["action"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_with_other_keys_shapes_or_dtypes(nested: bool) -> None:
+    def with_others(value: torch.Tensor, name: str = "hidden") -> Sent:
+        others: Any = {name: value}
+        return sent(numbers(1, 2, policy=TensorDict(others, [2])) if nested else numbers(1, 2, **others))
+
+    first = with_others(torch.zeros(2, 3))
+    key = ("policy", "hidden") if nested else "hidden"
+    assert gathered([(first, 0), (with_others(torch.ones(2, 3)), 1)])[key].tolist() == [[0.0] * 3, [1.0] * 3]
+    for other in (with_others(torch.ones(2, 4)), with_others(torch.ones(2, 3), "state")):
+        td = gathered([(first, 1), (other, 1)])
+        assert isinstance(td, LazyStackedTensorDict) or isinstance(td["policy"], LazyStackedTensorDict)
+        assert td["action"].tolist() == [2, 2]
+
+
+def test_rows_of_a_batch_of_batches_keep_their_size() -> None:
+    td = TensorDict({"action": torch.arange(6).reshape(2, 3), "mask": torch.ones(2, 3, 5)}, [2, 3])
+    rows = gathered([(sent(td), 1), (sent(td), 1)])
+    assert rows.batch_size == (2, 3)
+    assert rows["action"].tolist() == [[3, 4, 5]] * 2
+    assert rows["mask"].shape == (2, 3, 5)
+
+
+# -- what is read when it is received -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"num_processes": 1}, {"num_processes": 3}, {"backend": "thread"}])
+@pytest.mark.parametrize("on_worker_death", ["error", "restart"])
+async def test_episodes_that_end(options: dict[str, Any], on_worker_death: str) -> None:
+    if options.get("backend") == "thread" and on_worker_death == "restart":
+        pytest.skip("no thread dies")
+    options = {**options, "on_worker_death": on_worker_death} if on_worker_death == "restart" else options
+    lengths = {0: {"length": 1}, 2: {"length": 2}}
+    async with AsyncParallelEnv(3, CountingEnv, create_env_kwargs=numbered(3, lengths), **options) as env:
+        await env.reset()
+        roots = {index: [index, 1, 0, 0] for index in range(3)}
+        for step in range(1, 5):
+            env.send(to_envs([1, 1, 1], [2, 0, 1]))
+            td, after = await env.recv(3)
+            order = td["env_index"].tolist()
+            assert sorted(order) == [0, 1, 2]
+            assert td["next", "done"].flatten().tolist() == [
+                {0: True, 1: False, 2: step % 2 == 0}[index] for index in order
+            ]
+            expected = {0: [0, step, 1, 1], 1: [1, 1, step, step], 2: [2, (step + 1) // 2, 2 - step % 2, 2 - step % 2]}
+            assert observed(td) == [expected[index] for index in order]
+            roots = {
+                0: [0, step + 1, 0, 0],
+                1: expected[1],
+                2: [2, step // 2 + 1, 0, 0] if step % 2 == 0 else expected[2],
+            }
+            assert after["observation"].tolist() == [roots[index] for index in order]
+            assert after["env_index"].tolist() == order
+        counted = env.statistics()
+        assert (counted.steps, counted.episodes) == ((4, 4, 4), (4, 0, 2))
+
+
+async def test_steps_are_counted_once() -> None:
+    async with AsyncSerialEnv(2, CountingEnv) as env:
+        await env.reset()
+        env.send(acting([0, 0]))
+        receiving = asyncio.create_task(env[0].recv())
+        await env[1].recv()
+        await receiving
+        assert env.statistics().steps == (1, 1)
+
+
+async def test_what_came_before_its_worker_died_is_received_after_others_began_anew() -> None:
+    kwargs = numbered(2, {1: {"fault": faults.kill_itself, "at": (1, 1)}})
+    async with AsyncParallelEnv(2, CountingEnv, create_env_kwargs=kwargs, num_processes=1) as env:
+        await env.reset()
+        env.send(to_envs([5], [0]))
+        env.send(to_envs([6], [1]))
+        with pytest.raises(WorkerDiedError):
+            await env[1].recv()
+        assert observed(await env.reset(masked("_reset", 2, [1])))[1] == [1, 1, 0, 0]
+        td, after = await env.recv()
+        assert observed(td) == [[0, 1, 1, 5]]
+        assert after["observation"].tolist() == [[0, 1, 1, 5]]
+
+
+async def test_results_stay_as_they_are_while_the_envs_go_on() -> None:
+    async with AsyncParallelEnv(3, CountingEnv, create_env_kwargs=numbered(3), num_processes=2) as env:
+        await env.reset()
+        results = []
+        for _ in range(4):
+            env.send(to_envs([1, 1], [2, 0]))
+            results.append((await env.recv(2))[0])
+        assert [sorted(observed(td)) for td in results] == [[[0, 1, n, n], [2, 1, n, n]] for n in range(1, 5)]
+
+
+@pytest.mark.parametrize("options", [{}, {"on_worker_death": "restart"}, {"share_individual_td": True}])
+async def test_envs_with_batches_of_their_own(options: dict[str, Any]) -> None:
+    """First ready, and all together, are the same steps."""
+    async with (
+        AsyncParallelEnv(3, NestedCountingEnv, num_processes=2, **options) as one,
+        AsyncParallelEnv(3, NestedCountingEnv, num_processes=2, **options) as two,
+    ):
+        root, sibling = await one.reset(), await two.reset()
+        for _ in range(6):
+            root = one.rand_action(root)
+            sibling.update(root.select(*one.action_keys))
+            expected, sibling = await two.step_and_maybe_reset(sibling)
+            one.send(root)
+            rows = {}
+            for count in (1, 2):
+                td, after = await one.recv(count, count)
+                assert td.batch_size == after.batch_size == (count, *one.batch_size[1:])
+                for row, index in enumerate(td["env_index"].reshape(count, -1)[:, 0].tolist()):
+                    rows[index] = td[row].exclude("env_index"), after[row].exclude("env_index")
+            assert sorted(rows) == [0, 1, 2]
+            for index, (td, after) in rows.items():
+                assert (td == expected[index]).all()
+                assert (after == sibling[index]).all()
+            root = sibling.clone()
+
+
+@pytest.mark.parametrize("options", [{"num_processes": 2}, {"backend": "thread"}])
+async def test_an_env_that_is_late_takes_its_step_when_it_is_ready(options: dict[str, Any], gate: Gate) -> None:
+    kwargs = numbered(2, {1: {"fault": gate.wait, "at": (1, 1)}})
+    async with AsyncParallelEnv(2, CountingEnv, create_env_kwargs=kwargs, **options) as env:
+        await env.reset()
+        with pytest.raises(WorkerTimeoutError):
+            await env.step(acting([1, 2]), timeout=0.3)
+        env.send(to_envs([20, 10], [1, 0]))
+        td, _ = await env.recv()
+        assert observed(td) == [[0, 1, 2, 11]]
+        assert td["action"].tolist() == [10]
+        gate.open()
+        td, after = await env.recv()
+        assert observed(td) == [[1, 1, 2, 22]]
+        assert after["observation"].tolist() == [[1, 1, 2, 22]]
+
+
+@pytest.mark.parametrize("options", [{"num_processes": 1}, {"num_processes": 2}, {"backend": "thread"}])
+async def test_actions_that_are_objects_reach_the_envs_that_they_are_for(options: dict[str, Any]) -> None:
+    async with AsyncParallelEnv(3, Scribbler, **options) as env:
+        await env.reset()
+        actions = NonTensorStack(NonTensorData([1, 2, 3]), NonTensorData([]))
+        env.send(TensorDict({"action": actions, "env_index": torch.tensor([2, 0])}, [2]))
+        td, _ = await env.recv(2)
+        found = dict(zip(td["env_index"].tolist(), (row[0] for row in observed(td)), strict=True))
+        assert found == {2: 4, 0: 1}  # each adds one to its own list
