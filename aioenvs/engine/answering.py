@@ -11,7 +11,17 @@ from typing import Any, TypeVar
 
 from aioenvs.engine.adapters import Call, ResetArguments
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.pool import Deadline, Lease, Pool, Selection, Steps, Timeouts, closed_meanwhile, outlast
+from aioenvs.engine.pool import (
+    Deadline,
+    Lease,
+    Pool,
+    Selection,
+    Steps,
+    Timeouts,
+    closed_meanwhile,
+    done_within,
+    outlast,
+)
 from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.spaces import Objects
 from aioenvs.errors import AioEnvsError, WorkerTimeoutError, describe_envs
@@ -92,8 +102,7 @@ class AnsweringPool(Pool):
         if not lease.replacing:
             raise self.slots.error(min(broken))
         await self._revive(selection)
-        deadline = lease.deadline
-        return lease if deadline is None else lease._replace(deadline=Deadline.after(deadline.seconds, deadline.name))
+        return lease.renewed()
 
     async def _caught_up(self) -> None:
         """Let the loop notice what happened while it did not run, as between two calls of a sync face."""
@@ -190,15 +199,24 @@ class AnsweringPool(Pool):
         """
         if lease.deadline is None:
             return await awaitable
+        future = asyncio.ensure_future(awaitable)
         try:
-            async with asyncio.timeout_at(lease.deadline.when) as scope:
-                return await awaitable
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            envs = lease.selection.envs
-            late = self.slots.unanswered(envs) or envs
-            raise self._late(tuple(sorted(late)), lease.command, lease.deadline) from None
+            if not await done_within([future], lease.deadline.left):
+                await self._overdue(lease)
+            return await future
+        finally:
+            _drop(future)
+
+    async def _overdue(self, lease: Lease) -> None:
+        """Do what is done about envs that are late.
+
+        Raises:
+            WorkerTimeoutError: If that is the end of it.
+        """
+        assert lease.deadline is not None
+        envs = lease.selection.envs
+        late = self.slots.unanswered(envs) or envs
+        raise self._late(tuple(sorted(late)), lease.command, lease.deadline)
 
     def _late(self, envs: tuple[int, ...], command: str, deadline: Deadline) -> WorkerTimeoutError:
         pids = self._pids_of(envs)
@@ -282,6 +300,20 @@ class AnsweringPool(Pool):
     @abstractmethod
     def _let_go(self, loop: asyncio.AbstractEventLoop) -> None:
         """Tell all workers to end, and wait for nothing; the loop may be closed."""
+
+
+def _drop(future: asyncio.Future[Any]) -> None:
+    """Nobody waits for it any more, nor wants to be told that it failed."""
+    if not future.done():
+        future.add_done_callback(_hear)
+        future.cancel()
+    else:
+        _hear(future)
+
+
+def _hear(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 async def all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

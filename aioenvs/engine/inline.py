@@ -12,7 +12,7 @@ from aioenvs.engine.adapters import Call, Handling, ResetArguments
 from aioenvs.engine.copying import received
 from aioenvs.engine.failure import factory_error, summary
 from aioenvs.engine.host import EnvHost, Outcome
-from aioenvs.engine.pool import Lease, Pool, Selection, Steps, closed_meanwhile
+from aioenvs.engine.pool import Lease, Pool, Selection, Steps, check_seconds, closed_meanwhile
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import here
 
@@ -56,6 +56,7 @@ class InlinePool(Pool):
     def acquire(
         self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
     ) -> Lease:
+        check_seconds(timeout, "timeout")
         self.slots.acquire(selection.envs, command)
         return Lease(selection, command, waits=self.suspends)
 

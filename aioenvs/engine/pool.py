@@ -17,9 +17,22 @@ from aioenvs.engine.slots import Slots
 from aioenvs.engine.spaces import Objects
 from aioenvs.errors import ClosedError, describe_envs
 
-__all__ = ["Deadline", "Lease", "Pool", "Selection", "StepTimes", "Steps", "Timeouts", "closed_meanwhile", "outlast"]
+__all__ = [
+    "Deadline",
+    "Lease",
+    "Pool",
+    "Selection",
+    "StepTimes",
+    "Steps",
+    "Timeouts",
+    "check_seconds",
+    "closed_meanwhile",
+    "done_within",
+    "outlast",
+]
 
 MAX_SELECTIONS = 1024  # how many are remembered
+TURNS = 10  # of the loop, in which what came while it did not run gets to whoever waits for it
 
 Steps = Coroutine[Any, Any, Outcome]
 
@@ -89,9 +102,13 @@ class Deadline(NamedTuple):
         Raises:
             ValueError: If that is no time to come.
         """
-        if not isinstance(seconds, int | float) or math.isnan(seconds) or seconds < 0:
-            raise ValueError(f"expected {name} to be a number of seconds, at least 0, or None, found {seconds!r}")
+        check_seconds(seconds, name)
         return cls(asyncio.get_running_loop().time() + seconds, seconds, name)
+
+    @property
+    def left(self) -> float:
+        """How many seconds are left until then."""
+        return max(0.0, self.when - asyncio.get_running_loop().time())
 
     def __str__(self) -> str:
         return f"{self.seconds} s ({self.name})"
@@ -113,6 +130,12 @@ class Lease(NamedTuple):
     deadline: Deadline | None = None
     replacing: bool = False
     waits: bool = False
+
+    def renewed(self) -> Lease:
+        """The same with all its time, which begins now."""
+        if self.deadline is None:
+            return self
+        return self._replace(deadline=Deadline.after(self.deadline.seconds, self.deadline.name))
 
 
 class Pool(ABC):
@@ -290,9 +313,34 @@ class Pool(ABC):
         """Give everything back at once, without waiting and from any thread; for pools that were forgotten."""
 
 
+def check_seconds(seconds: Any, name: str) -> None:
+    """Refuse what is no length of time.
+
+    Raises:
+        ValueError: If it is neither None nor a number of seconds.
+    """
+    if seconds is None:
+        return
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or math.isnan(seconds) or seconds < 0:
+        raise ValueError(f"expected {name} to be a number of seconds, at least 0, or None, found {seconds!r}")
+
+
 def closed_meanwhile(envs: Collection[int]) -> ClosedError:
     """What a request gets for which its envs were not ready before they were closed."""
     return ClosedError(f"{describe_envs(tuple(envs))} were closed while a request waited for them")
+
+
+async def done_within(futures: Collection[asyncio.Future[Any]], seconds: float | None) -> bool:
+    """Wait until all of these are done, at most so long; they go on if that is too short, or it is cancelled.
+
+    What has come while the loop was kept from running counts as in time.
+    """
+    await asyncio.wait(futures, timeout=seconds)
+    for _ in range(TURNS):
+        if all(future.done() for future in futures):
+            return True
+        await asyncio.sleep(0)
+    return all(future.done() for future in futures)
 
 
 async def outlast(task: asyncio.Task[Any], hurry: Callable[[], None] | None = None) -> None:
