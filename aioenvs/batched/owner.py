@@ -205,6 +205,7 @@ class AsyncBatchedEnv(AsyncEnvs):
         if running is not None:
             self._ended()
             running.pool.discard()
+            running.outbox.discard()
 
     # -- what there is ----------------------------------------------------------------------------------
 
