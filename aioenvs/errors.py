@@ -29,6 +29,8 @@ class AioEnvsError(RuntimeError):
         """The same error to raise once more, so that no two callers share a traceback."""
         copy = self._copy()
         copy.__cause__ = self.__cause__
+        for note in getattr(self, "__notes__", ()):
+            copy.add_note(note)
         return copy
 
     def _copy(self) -> Self:

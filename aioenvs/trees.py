@@ -19,7 +19,7 @@ from aioenvs.engine.metadata import INPUT, NEXT, ROOT
 from aioenvs.mdp import NestedKey
 from aioenvs.specs import Composite, NonTensor, StackedComposite, TensorSpec
 
-__all__ = ["Key", "Tree", "copied", "nested_key", "non_tensor", "plain", "region_trees"]
+__all__ = ["Key", "Tree", "copied", "nested_key", "non_tensor", "owned", "plain", "region_trees"]
 
 Values = Mapping[Key, Any]
 
@@ -186,6 +186,20 @@ def non_tensor(value: Any, depth: int) -> Any:
 def copied(value: Any) -> Any:
     """A copy, of a tensor one that keeps its place in a graph of gradients; what cannot be copied is shared."""
     return value.clone() if isinstance(value, torch.Tensor) else received(value, keeps_graph=True)
+
+
+def owned(value: Any) -> Any:
+    """A copy of a TensorDict, or of what one has at a key, with copies of the objects in it; see `copied`."""
+    if isinstance(value, NonTensorData):
+        return NonTensorData(copied(value.data), batch_size=value.batch_size, device=value.device)
+    if isinstance(value, LazyStackedTensorDict):  # as are stacks of objects
+        return type(value)(*map(owned, value.tensordicts), stack_dim=value.stack_dim)
+    if not isinstance(value, TensorDict):
+        return value.clone()
+    td = value.empty()
+    for key, entry in value.items():
+        td.set(key, owned(entry))
+    return td
 
 
 def plain(value: Any) -> Any:

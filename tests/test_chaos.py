@@ -11,8 +11,10 @@ import uvloop
 from chaos import Mismatch, Options, run
 
 from aioenvs.batched.exchange import Exchange
+from aioenvs.batched.outbox import Outbox
 from aioenvs.engine.channel import Channel
 from aioenvs.engine.restarting import RestartingPool
+from aioenvs.engine.threads import ThreadPool
 
 PLAIN = Options(
     count=3,
@@ -24,6 +26,7 @@ PLAIN = Options(
     size=9,
     loose=False,
 )
+THREADS = replace(PLAIN, backend="thread", policy="raise", processes=3)
 
 
 def go(seed: int, operations: int, options: Options | None = None, factory: Any = None) -> Counter[str]:
@@ -31,12 +34,22 @@ def go(seed: int, operations: int, options: Options | None = None, factory: Any 
         return runner.run(run(seed, operations=operations, seconds=20, per_round=60, options=options))
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("factory", [None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_nothing_comes_back_that_must_not(seed: int, factory: Any) -> None:
-    counts = go(seed, 80, factory=factory)
+@pytest.mark.parametrize(
+    "options",
+    [
+        PLAIN,
+        replace(PLAIN, processes=3, policy="raise", loose=True, step_timeout=0.5),
+        replace(PLAIN, plain=True, deadly=False),
+        replace(PLAIN, backend="thread", policy="raise", torch=True, loose=True),
+    ],
+    ids=["packed", "one each", "plain", "thread"],
+)
+def test_nothing_comes_back_that_must_not(options: Options, factory: Any) -> None:
+    counts = go(1, 80, options, factory)
     assert counts["step_and_maybe_reset"] > 0
     assert counts["reset"] > 0
+    assert counts["received"] > 0
 
 
 def test_one_with_deaths() -> None:
@@ -83,6 +96,47 @@ def test_another_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         go(1, 100, PLAIN)
     assert any(note.startswith("seed 1, round 0: Options(") for note in caught.value.__notes__)
     assert any("the last operations" in note for note in caught.value.__notes__)
+
+
+def test_a_recv_that_loses_something_when_it_is_cancelled_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def receive(self: Outbox, envs: Any, least: int, most: int | None, timeout: float | None) -> Any:
+        try:
+            return await genuine(self, envs, least, most, timeout)
+        except asyncio.CancelledError:
+            for ticket in list(self._settled.values()):
+                del self._settled[ticket.env], self._sent[ticket.env]
+                self._pool.release(ticket.lease)
+            raise
+
+    genuine = Outbox.receive
+    monkeypatch.setattr(Outbox, "receive", receive)
+    with pytest.raises((Mismatch, ValueError)):
+        go(1, 2000, THREADS)
+
+
+def test_a_result_of_another_env_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(self: Outbox, envs: Any, most: int | None) -> Any:
+        tickets = genuine(self, envs, most)
+        for ticket, other in zip(tickets, reversed(tickets), strict=True):
+            ticket.following = other.following
+        return tickets
+
+    genuine = Outbox._taken
+    monkeypatch.setattr(Outbox, "_taken", taken)
+    with pytest.raises(Mismatch):
+        go(1, 2000, THREADS)
+
+
+def test_a_step_that_is_sent_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step_each(self: ThreadPool, leases: Any, inputs: Any, *, maybe_reset: bool) -> Any:
+        for unheard in genuine(self, leases, inputs, maybe_reset=maybe_reset):
+            unheard.close()
+        return genuine(self, leases, inputs, maybe_reset=maybe_reset)
+
+    genuine = ThreadPool.step_each
+    monkeypatch.setattr(ThreadPool, "step_each", step_each)
+    with pytest.raises(Mismatch):
+        go(1, 2000, THREADS)
 
 
 def test_options_are_drawn_by_the_seed() -> None:

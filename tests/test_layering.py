@@ -73,6 +73,7 @@ ASYNCIO = {
     for name in (
         "answering",
         "channel",
+        "deadlines",
         "concurrency",
         "concurrent_worker",
         "inline",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from aioenvs.batched.exchange import Exchange
 from aioenvs.batched.inputs import Inputs
 from aioenvs.batched.lazy import LazyExchange
 from aioenvs.batched.sent import Sent
+from aioenvs.engine.deadlines import check_seconds, done_within
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool, Steps
 from aioenvs.engine.portal import Immediate
@@ -190,13 +192,14 @@ class Outbox:
             timeout: Seconds that this may take.
 
         Raises:
-            ValueError: If these numbers make no sense, or less than `least` steps are outstanding.
+            ValueError: If these numbers make no sense, the timeout is none, or less than `least` steps are outstanding.
             ConcurrencyError: If somebody else is receiving from one of the envs.
             WorkerTimeoutError: If there are not enough in time.
             Exception: That of a step which failed.
         """
         self._pool.check_home("recv")
         self._check_numbers(envs, least, most)
+        check_seconds(timeout, "timeout")
         if any(not waiter.envs.isdisjoint(envs) for waiter in self._waiters):
             raise ConcurrencyError("recv was asked while another recv for some of these envs waits; await that first")
         settled = [ticket for ticket in self._settled.values() if ticket.env in envs]
@@ -221,18 +224,15 @@ class Outbox:
         waiter = Waiter(envs, missing, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         try:
-            async with asyncio.timeout(timeout) as scope:
-                await waiter.woken
-        except TimeoutError:
-            if not scope.expired():
-                raise
+            if await done_within([waiter.woken], timeout):
+                return
             late = tuple(sorted(env for env in self.outstanding(envs) if env not in self._settled))
             raise WorkerTimeoutError(
                 f"recv: {missing} more of {describe_envs(late)} should have answered within {timeout} s (timeout); "
                 "what has come, and what will, can still be received",
                 env_index=late,
                 pid=None,
-            ) from None
+            )
         finally:
             self._waiters.remove(waiter)
 
@@ -249,10 +249,23 @@ class Outbox:
 
     async def close(self) -> None:
         """Wait for the tasks, which end when the pool is closed; those of another loop are that one's own."""
+        self.discard()
         here = asyncio._get_running_loop()
-        tasks = [task for ticket in self._sent.values() if (task := ticket.task) and task.get_loop() is here]
+        tasks = [task for task in self._tasks if task.get_loop() is here]
         if tasks:
             await asyncio.wait(tasks)
+
+    def discard(self) -> None:
+        """Say goodbye to the tasks of a loop that was closed over them, where they can never end."""
+        for task in self._tasks:
+            if task.get_loop().is_closed():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                with contextlib.suppress(RuntimeError):  # what they wait for wants to tell the loop
+                    task.get_coro().close()
+
+    @property
+    def _tasks(self) -> list[asyncio.Task[Outcome]]:
+        return [ticket.task for ticket in self._sent.values() if ticket.task is not None]
 
 
 def _raise(failed: Sequence[Ticket]) -> None:
@@ -264,4 +277,9 @@ def _raise(failed: Sequence[Ticket]) -> None:
         distinct.setdefault(name, (ticket.env, error))
     if len(distinct) == 1:
         raise next(iter(distinct.values()))[1]
-    Outcome(failures=dict(distinct.values())).raise_failure()
+    try:
+        Outcome(failures=dict(distinct.values())).raise_failure()
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # not every exception takes attributes
+            error.env_index = tuple(sorted(ticket.env for ticket in failed))  # type: ignore[attr-defined]
+        raise

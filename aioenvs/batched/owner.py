@@ -15,8 +15,9 @@ from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.config import BatchConfig
 from aioenvs.batched.scope import Running, Scope
 from aioenvs.batched.views import AsyncView, chosen_envs
+from aioenvs.engine.deadlines import outlast
 from aioenvs.engine.inline import InlinePool
-from aioenvs.engine.pool import Pool, outlast
+from aioenvs.engine.pool import Pool
 from aioenvs.engine.threads import ThreadPool
 from aioenvs.errors import AioEnvsError, ClosedError
 
@@ -236,6 +237,7 @@ class AsyncBatchedEnv(AsyncEnvs):
         if running is not None:
             self._ended()
             running.pool.discard()
+            running.outbox.discard()
 
     # -- what there is ----------------------------------------------------------------------------------
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+
+from aioenvs.trees import owned
 
 __all__ = ["Sent", "gathered"]
 
@@ -23,19 +25,19 @@ class Sent:
 
     Args:
         td: What it is.
-        entries: The same, as far as it can be had at once.
     """
 
-    def __init__(self, td: TensorDictBase, entries: Mapping[str, Any]) -> None:
+    def __init__(self, td: TensorDictBase) -> None:
         self.td: TensorDictBase
         self.entries: dict[str, torch.Tensor] = {}
         self.form: dict[str, tuple[Any, ...]] = {}
-        if type(td) is TensorDict and PLAIN.issuperset(map(type, entries.values())) and td._maybe_names() is None:
+        entries = dict(td.items()) if type(td) is TensorDict and td._maybe_names() is None else {}
+        if entries and PLAIN.issuperset(map(type, entries.values())):
             self.entries = {name: value.clone() for name, value in entries.items()}
             self.form = {name: (value.shape[1:], value.dtype, value.device) for name, value in entries.items()}
             self.td = TensorDict._new_unsafe(dict(self.entries), batch_size=td.batch_size, device=td.device)
         else:
-            self.td = td.clone()
+            self.td = owned(td)
 
 
 def gathered(parts: Sequence[tuple[Sent, int]]) -> TensorDictBase:

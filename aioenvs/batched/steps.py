@@ -117,7 +117,8 @@ class AsyncSteps(AsyncCalls):
         Args:
             tensordict: Of shape `(k, *bs)`, as for `step`, with `env_index` (integers, `(k,)`, counted within the whole
                 batch, also for a view): which envs are meant. Without it, all are, in order. A copy is kept.
-            timeout: Seconds that each env may take, None for `step_timeout`; `recv` then raises for it.
+            timeout: Seconds that each env may take, None for `step_timeout`; `recv` then raises for it. Where there are
+                plain calls, only the time counts that is spent in them.
 
         Raises:
             AioEnvsError: If the envs were not started yet.
@@ -139,10 +140,10 @@ class AsyncSteps(AsyncCalls):
             raise ValueError(
                 "send() steps the envs that 'env_index' names; found a mask at '_step' besides, take it out"
             )
-        entries = _entries(tensordict, sent.signature)
+        kept = Sent(tensordict)
+        entries = _entries(kept.td, sent.signature)
         check_next(entries)
-        inputs: Any = sent.exchange.check_inputs(tensordict, entries, None)
-        kept = Sent(tensordict, entries)
+        inputs: Any = sent.exchange.check_inputs(kept.td, entries, None)
         pool = whole.pool
         lease = pool.acquire(sent.everything, "send (until it is received)", timeout=timeout)
         tickets = []

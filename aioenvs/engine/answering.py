@@ -10,8 +10,9 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from aioenvs.engine.adapters import Call, ResetArguments
+from aioenvs.engine.deadlines import outlast
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.pool import Lease, Pool, Selection, Steps, Timeouts, closed_meanwhile, outlast, wrong_loop
+from aioenvs.engine.pool import Lease, Pool, Selection, Steps, Timeouts, closed_meanwhile, wrong_loop
 from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.spaces import Objects
 
@@ -82,8 +83,7 @@ class AnsweringPool(Pool):
         if not lease.replacing:
             raise self.slots.error(min(broken))
         await self._revive(selection)
-        deadline = lease.deadline
-        return lease if deadline is None else lease._replace(deadline=deadline.anew())
+        return lease.renewed()
 
     async def _caught_up(self) -> None:
         """Let the loop notice what happened while it did not run, as between two calls of a sync face."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aioenvs.engine.adapters import EnvAdapter
+from aioenvs.engine.deadlines import outlast
 from aioenvs.engine.host import EnvHost, Outcome, Plan
-from aioenvs.engine.pool import outlast
 from aioenvs.engine.protocol import STEPS, Opcode
 
 __all__ = ["Batch", "ConcurrentHost"]

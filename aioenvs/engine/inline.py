@@ -11,6 +11,7 @@ from typing import Any
 from aioenvs.engine.adapters import Call, Handling, ResetArguments
 from aioenvs.engine.concurrency import ConcurrentHost
 from aioenvs.engine.copying import received
+from aioenvs.engine.deadlines import check_seconds, outlast
 from aioenvs.engine.failure import factory_error, summary
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.pool import Lease, Pool, Selection, Steps, closed_meanwhile, wrong_loop
@@ -100,6 +101,7 @@ class InlinePool(Pool):
         self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
     ) -> Lease:
         self.check_home(command)
+        check_seconds(timeout, "timeout")
         deadline = None if self._concurrent is None else self._deadline(timeout)
         self.slots.acquire(selection.envs, command)
         return Lease(selection, command, deadline, waits=self._yields)
@@ -143,6 +145,16 @@ class InlinePool(Pool):
             if self.slots.closed:
                 raise ClosedError(f"{describe_envs(selection.indices)} were closed while {command} was pending")
         return outcome.located(opcode.name.lower())
+
+    async def _within(self, awaitable: Any, lease: Lease) -> Any:
+        """As for other pools, but envs that are late have ended, too: no other request finds them at work."""
+        if lease.deadline is None:
+            return await awaitable
+        task = asyncio.ensure_future(awaitable)
+        try:
+            return await super()._within(task, lease)
+        finally:
+            await outlast(task)
 
     async def close(self) -> None:
         self.slots.close()

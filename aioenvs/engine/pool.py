@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from aioenvs.engine.adapters import Call, ResetArguments
+from aioenvs.engine.deadlines import Deadline, done_within, drop
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import EnvMetadata, Family, form_families, interned
@@ -18,7 +18,6 @@ from aioenvs.engine.spaces import Objects
 from aioenvs.errors import AioEnvsError, ClosedError, WorkerTimeoutError, describe_envs
 
 __all__ = [
-    "Deadline",
     "Lease",
     "Pool",
     "Selection",
@@ -26,7 +25,6 @@ __all__ = [
     "Steps",
     "Timeouts",
     "closed_meanwhile",
-    "outlast",
     "wrong_loop",
 ]
 
@@ -80,38 +78,6 @@ class Selection(NamedTuple):
     parts: tuple[tuple[int, tuple[int, ...], frozenset[int]], ...]
 
 
-class Deadline(NamedTuple):
-    """When a request must have its answer.
-
-    Attributes:
-        when: By the clock of the event loop.
-        seconds: How long that was when the request began.
-        name: Of the argument that said so.
-    """
-
-    when: float
-    seconds: float
-    name: str
-
-    @classmethod
-    def after(cls, seconds: float, name: str) -> Deadline:
-        """So many seconds from now.
-
-        Raises:
-            ValueError: If that is no time to come.
-        """
-        if not isinstance(seconds, int | float) or math.isnan(seconds) or seconds < 0:
-            raise ValueError(f"expected {name} to be a number of seconds, at least 0, or None, found {seconds!r}")
-        return cls(asyncio.get_running_loop().time() + seconds, seconds, name)
-
-    def anew(self) -> Deadline:
-        """The same time, from now on."""
-        return self.after(self.seconds, self.name)
-
-    def __str__(self) -> str:
-        return f"{self.seconds} s ({self.name})"
-
-
 class Lease(NamedTuple):
     """Some envs, held for one request.
 
@@ -128,6 +94,12 @@ class Lease(NamedTuple):
     deadline: Deadline | None = None
     replacing: bool = False
     waits: bool = False
+
+    def renewed(self) -> Lease:
+        """The same with all its time, which begins now."""
+        if self.deadline is None:
+            return self
+        return self._replace(deadline=Deadline.after(self.deadline.seconds, self.deadline.name))
 
 
 class Pool(ABC):
@@ -286,15 +258,24 @@ class Pool(ABC):
         """
         if lease.deadline is None:
             return await awaitable
+        future = asyncio.ensure_future(awaitable)
         try:
-            async with asyncio.timeout_at(lease.deadline.when) as scope:
-                return await awaitable
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            envs = lease.selection.envs
-            late = self.slots.unanswered(envs) or envs
-            raise self._late(tuple(sorted(late)), lease.command, lease.deadline) from None
+            if not await done_within([future], lease.deadline.left):
+                await self._overdue(lease)
+            return await future
+        finally:
+            drop(future)
+
+    async def _overdue(self, lease: Lease) -> None:
+        """Do what is done about envs that are late.
+
+        Raises:
+            WorkerTimeoutError: If that is the end of it.
+        """
+        assert lease.deadline is not None
+        envs = lease.selection.envs
+        late = self.slots.unanswered(envs) or envs
+        raise self._late(tuple(sorted(late)), lease.command, lease.deadline)
 
     def _late(self, envs: tuple[int, ...], command: str, deadline: Deadline) -> WorkerTimeoutError:
         pids = self._pids_of(envs)
@@ -359,22 +340,3 @@ def wrong_loop(command: str) -> AioEnvsError:
         f"{command}: these envs belong to the event loop and process that started them, and this is another one; make "
         "envs of its own for each, or close these there first"
     )
-
-
-async def outlast(task: asyncio.Future[Any], hurry: Callable[[], None] | None = None) -> None:
-    """Wait for the end of a task, or another future, and only then be cancelled.
-
-    Args:
-        task: Whose result or exception stays with it.
-        hurry: Called at each cancelling.
-    """
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-            if hurry is not None:
-                hurry()
-    if cancelled is not None:
-        raise cancelled

@@ -105,6 +105,25 @@ def _forwarded(coroutine: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
             resume = functools.partial(coroutine.throw, error)
 
 
+class _PausedLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock stands still while nobody runs it, so that no time is up before it could be seen to."""
+
+    def __init__(self) -> None:
+        self._paused = 0.0  # for how long it was
+        self._stopped = super().time()
+        super().__init__()
+
+    def time(self) -> float:
+        return super().time() - self._paused
+
+    def run_forever(self) -> None:
+        self._paused += super().time() - self._stopped
+        try:
+            super().run_forever()
+        finally:
+            self._stopped = super().time()
+
+
 class LoopPortal:
     """A private event loop.
 
@@ -113,7 +132,7 @@ class LoopPortal:
     """
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop()
+        self._loop: asyncio.AbstractEventLoop = _PausedLoop()
         self._thread: threading.Thread | None = None
         self._owner = os.getpid()
         self._busy = threading.Lock()

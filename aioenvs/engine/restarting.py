@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aioenvs.engine.adapters import ResetArguments
+from aioenvs.engine.deadlines import Deadline, done_within
 from aioenvs.engine.failure import annotate, passable
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.metadata import ROOT, STATUS
-from aioenvs.engine.pool import Deadline, Lease, Selection, Steps
+from aioenvs.engine.pool import Lease, Selection, Steps
 from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.restarts import RestartBudget, derived_seed
 from aioenvs.engine.spaces import Objects
@@ -92,7 +93,8 @@ class RestartingPool(WorkerPool):
         self._take_lost(envs)
         outcome = await super().reset(lease, arguments)
         while again := self._take_lost(envs):
-            more = await super().reset(lease._replace(selection=self.select(sorted(again))), arguments)
+            lease = lease.renewed()._replace(selection=self.select(sorted(again)))
+            more = await super().reset(lease, arguments)
             outcome.failures |= more.failures
             outcome.objects |= more.objects
         self._use_seeds(envs)
@@ -141,7 +143,7 @@ class RestartingPool(WorkerPool):
         if not asked:
             return []
         try:
-            await asyncio.wait(asked, timeout=_left(lease.deadline))
+            await done_within(asked, None if lease.deadline is None else lease.deadline.left)
         except asyncio.CancelledError:
             for reply in asked:
                 reply.cancel()
@@ -157,17 +159,9 @@ class RestartingPool(WorkerPool):
             await self._revive(lease.selection)
         return [reply for reply in replies if not isinstance(reply, BaseException)]
 
-    async def _within(self, awaitable: Any, lease: Lease) -> Any:
-        """Wait until the envs have answered to an earlier caller, or their workers were late and are dead."""
-        waiting = asyncio.ensure_future(awaitable)
-        try:
-            await asyncio.wait([waiting], timeout=_left(lease.deadline))
-            if not waiting.done():
-                late = self.slots.unanswered(lease.selection.envs)
-                self._kill_late(sorted({self.host_of(env) for env in late}), "an earlier command", lease.deadline)
-            return await waiting
-        finally:
-            waiting.cancel()
+    async def _overdue(self, lease: Lease) -> None:
+        late = self.slots.unanswered(lease.selection.envs)
+        self._kill_late(sorted({self.host_of(env) for env in late}), "an earlier command", lease.deadline)
 
     def _kill_late(self, indices: Collection[int], command: str, deadline: Deadline | None) -> None:
         """Kill these workers, which did not answer in time."""
@@ -240,8 +234,3 @@ class RestartingPool(WorkerPool):
     def _write_root(self, env: int, values: Rows) -> None:
         for row, value in zip(self._root(env), values, strict=False):
             row[...] = value
-
-
-def _left(deadline: Deadline | None) -> float | None:
-    """How many seconds are left until then."""
-    return None if deadline is None else max(0.0, deadline.when - asyncio.get_running_loop().time())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,7 +47,7 @@ class Worker:
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._began = self._loop.time()
+        self._began = time.monotonic()
         self._lived: float | None = None
         self.ended: asyncio.Future[None] = self._loop.create_future()
         process.exited.add_done_callback(self._sign)
@@ -60,7 +61,7 @@ class Worker:
     @property
     def lived(self) -> float:
         """Seconds from its start to its end, or until now."""
-        return self._loop.time() - self._began if self._lived is None else self._lived
+        return time.monotonic() - self._began if self._lived is None else self._lived
 
     def _sign(self, _: asyncio.Future[Any]) -> None:
         if self.process.exited.done() and self.channel.lost.done():

@@ -23,11 +23,19 @@ from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.metadata import EnvMetadata, check_unchanged
 from aioenvs.engine.pool import Selection, Timeouts, closed_meanwhile
 from aioenvs.engine.process import Exit, Launcher, WorkerProcess, shared_launcher
-from aioenvs.engine.protocol import Frame, Opcode
+from aioenvs.engine.protocol import MAX_BODY, Frame, Opcode
 from aioenvs.engine.shipping import pack
 from aioenvs.engine.supervision import Worker, end_all
 from aioenvs.engine.worker import WorkerConfig
-from aioenvs.errors import ClosedError, PerformanceWarning, WorkerDiedError, WorkerStartError, describe_envs
+from aioenvs.errors import (
+    AioEnvsError,
+    ClosedError,
+    PerformanceWarning,
+    ProtocolError,
+    WorkerDiedError,
+    WorkerStartError,
+    describe_envs,
+)
 
 __all__ = ["WorkerOptions", "WorkerPool"]
 
@@ -187,6 +195,10 @@ class WorkerPool(AnsweringPool):
 
     def _enclose(self, values: Mapping[int, Any], envs: Collection[int]) -> bytes:
         body: bytes = cloudpickle.dumps({env: values[env] for env in envs if env in values})
+        if len(body) > MAX_BODY:
+            raise ProtocolError(
+                f"{describe_envs(tuple(envs))} would be sent {len(body)} bytes, more than {MAX_BODY}; nothing was sent"
+            )
         return body
 
     def _send(
@@ -269,7 +281,8 @@ class WorkerPool(AnsweringPool):
             if self.slots.closed or any(task.cancelled() for task in tasks):
                 raise closed_meanwhile(selection.envs)
             for task in tasks:
-                task.result()
+                if (error := task.exception()) is not None:
+                    raise error.again() if isinstance(error, AioEnvsError) else error
 
     def _replaced(self, index: int, task: asyncio.Task[None]) -> None:
         del self._replacing[index]

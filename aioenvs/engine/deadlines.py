@@ -1,0 +1,102 @@
+"""Waiting for no longer than one may, and what becomes of what was waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+__all__ = ["Deadline", "check_seconds", "done_within", "drop", "outlast"]
+
+TURNS = 10  # of the loop, in which what came while it did not run gets to whoever waits for it
+
+
+class Deadline(NamedTuple):
+    """When a request must have its answer.
+
+    Attributes:
+        when: By the clock of the event loop.
+        seconds: How long that was when the request began.
+        name: Of the argument that said so.
+    """
+
+    when: float
+    seconds: float
+    name: str
+
+    @classmethod
+    def after(cls, seconds: float, name: str) -> Deadline:
+        """So many seconds from now.
+
+        Raises:
+            ValueError: If that is no time to come.
+        """
+        check_seconds(seconds, name)
+        return cls(asyncio.get_running_loop().time() + seconds, seconds, name)
+
+    @property
+    def left(self) -> float:
+        """How many seconds are left until then."""
+        return max(0.0, self.when - asyncio.get_running_loop().time())
+
+    def __str__(self) -> str:
+        return f"{self.seconds} s ({self.name})"
+
+
+def check_seconds(seconds: Any, name: str) -> None:
+    """Refuse what is no length of time.
+
+    Raises:
+        ValueError: If it is neither None nor a number of seconds.
+    """
+    if seconds is None:
+        return
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or math.isnan(seconds) or seconds < 0:
+        raise ValueError(f"expected {name} to be a number of seconds, at least 0, or None, found {seconds!r}")
+
+
+async def done_within(futures: Collection[asyncio.Future[Any]], seconds: float | None) -> bool:
+    """Wait until all of these are done, at most so long; they go on if that is too short, or it is cancelled.
+
+    What has come while the loop was kept from running counts as in time.
+    """
+    await asyncio.wait(futures, timeout=seconds)
+    for _ in range(TURNS):
+        if all(future.done() for future in futures):
+            return True
+        await asyncio.sleep(0)
+    return all(future.done() for future in futures)
+
+
+async def outlast(task: asyncio.Future[Any], hurry: Callable[[], None] | None = None) -> None:
+    """Wait for the end of a task, or another future, and only then be cancelled.
+
+    Args:
+        task: Whose result or exception stays with it.
+        hurry: Called at each cancelling.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            if hurry is not None:
+                hurry()
+    if cancelled is not None:
+        raise cancelled
+
+
+def drop(future: asyncio.Future[Any]) -> None:
+    """Nobody waits for it any more, nor wants to be told that it failed."""
+    if not future.done():
+        future.add_done_callback(_hear)
+        future.cancel()
+    else:
+        _hear(future)
+
+
+def _hear(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
