@@ -230,7 +230,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-@over([FACES[0], FACES[1], PROCESS_FACES[0], PROCESS_FACES[3], *THREAD_FACES])
+@over(FACES)
 async def test_what_cannot_be_sent_is_not_sent_at_all(face: Face) -> None:
     async with face.open(4, CountingEnv, create_env_kwargs=numbered(4)) as env:
         await reset(env)

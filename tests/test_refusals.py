@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from aioenvs.errors import SpecMismatchError, WorkerStartError
 
 COUNT = 3
-SOME = ("async-serial", "packed", "async-one-each", "thread")  # one of each kind of host
+SOME = ("async-serial", "async-packed", "one-each", "thread")  # one of each kind of host
 over_hosts = pytest.mark.parametrize("face", [face for face in FACES if face.name in SOME], ids=lambda face: face.name)
 
 

@@ -19,7 +19,7 @@ from aioenvs.testing import NestedCountingEnv
 
 
 def sent(td: TensorDict) -> Sent:
-    return Sent(td, dict(td.items()))
+    return Sent(td)
 
 
 def numbers(*values: int, **others: Any) -> TensorDict:

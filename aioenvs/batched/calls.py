@@ -18,6 +18,8 @@ from aioenvs.errors import AioEnvsError
 
 __all__ = ["AsyncCalls"]
 
+COMMANDS = {"get": "get_attr", "set": "set_attr"}  # what those kinds of calls are called by who makes them
+
 
 class AsyncCalls(Described):
     """Calls of what the envs have besides resets and steps, as coroutines."""
@@ -204,7 +206,8 @@ class AsyncCalls(Described):
         scope = await self._scope()
         envs = scope.envs.tolist()
         asked = dict(zip(envs, calls, strict=True))
-        outcome = await self._asked(scope, calls[0].kind, timeout, lambda pool, lease: pool.perform(lease, asked))
+        command = COMMANDS.get(calls[0].kind, calls[0].kind)
+        outcome = await self._asked(scope, command, timeout, lambda pool, lease: pool.perform(lease, asked))
         outcome.raise_failure()
         return [outcome.values[env] for env in envs]
 

@@ -152,8 +152,6 @@ class AnsweringPool(Pool):
 
     async def _replies(self, asked: Sequence[asyncio.Future[Any]], lease: Lease, opcode: Opcode) -> Sequence[Any]:
         """The replies to a command, in time."""
-        if lease.deadline is not None:
-            lease = lease._replace(command=opcode.name.lower())
         if len(asked) == 1:
             return [await self._within(asked[0], lease)]
         answers: Sequence[Any] = await self._within(asyncio.gather(*asked), lease)

@@ -141,7 +141,7 @@ class InlinePool(Pool):
         else:
             command = opcode.name.lower()
             execution = self._concurrent.execute(opcode, positions, values)
-            outcome = await self._within(execution, lease._replace(command=command))
+            outcome = await self._within(execution, lease)
             if self.slots.closed:
                 raise ClosedError(f"{describe_envs(selection.indices)} were closed while {command} was pending")
         return outcome.located(opcode.name.lower())
