@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,8 @@ def main() -> None:
         sep="\n",
         highlight=False,
     )
+    if here["load_before"] > 0.5 * here["cores"]:
+        console.print("Other programs use this machine: what follows is provisional, and favours many processes.")
     comparisons = measure(options, chosen, peers, console)
     if options.json:
         options.json.write_text(
@@ -194,4 +197,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)  # what a shell reports for it; the systems have been ended

@@ -224,7 +224,9 @@ def compete(
 
 def _outcome(entry: Entry) -> Outcome:
     system = entry.system
-    return Outcome(system.name, system.layout, entry.num_processes, system.native, system.headline)
+    return Outcome(
+        system.name, system.layout, entry.num_processes, system.native, system.headline, remark=system.remark
+    )
 
 
 def _start(

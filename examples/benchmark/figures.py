@@ -65,7 +65,8 @@ class Outcome:
         start_up: What it took to start; None if it never ran.
         skipped: Why it was not tried, if so.
         failure: What ended it early, if so.
-        note: What else there is to say.
+        note: What else there is to say of this run.
+        remark: What always has to be said.
     """
 
     system: str
@@ -78,6 +79,7 @@ class Outcome:
     skipped: str | None = None
     failure: str | None = None
     note: str | None = None
+    remark: str | None = None
 
     @property
     def label(self) -> str:

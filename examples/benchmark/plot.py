@@ -35,6 +35,7 @@ def draw(comparisons: Sequence[Comparison], file: Path) -> None:
             panel.plot(*zip(*points, strict=True), marker="o", linewidth=bold, label=system)
         panel.set(xscale="log", yscale="log", xlabel="envs", ylabel="env steps/s", title=chosen[0].text)
         sizes = sorted({comparison.num_envs for comparison in chosen})
+        panel.xaxis.minorticks_off()
         panel.set_xticks(sizes, labels=map(str, sizes))
         panel.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(file)

@@ -33,6 +33,7 @@ class System:
         for_waiting: Whether it is of interest only for envs that wait.
         native: Whether the envs are C++ rewrites and not the Python envs of the others.
         process_mb: What one of its processes needs, roughly.
+        remark: Where its meaning of a step is another.
     """
 
     name: str
@@ -44,6 +45,7 @@ class System:
     for_waiting: bool = False
     native: bool = False
     process_mb: int = 40
+    remark: str | None = None
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,8 @@ def left_out(comparison: Comparison, absent: Iterable[tuple[str, str]]) -> Seque
         lines += [f"skipped {outcome.label}: {outcome.skipped}"] if outcome.skipped else []
         lines += [f"FAILED {outcome.label}: {outcome.failure}"] if outcome.failure else []
         lines += [f"{outcome.label}: {outcome.note}"] if outcome.note else []
+    remarks = {outcome.system: outcome.remark for outcome in comparison.measured if outcome.remark}
+    lines += [f"{system}: {remark}" for system, remark in remarks.items()]
     if any(outcome.native for outcome in comparison.measured):
         lines.append("* steps C++ rewrites of the envs in threads, not the Python envs of the others: another thing")
     return lines

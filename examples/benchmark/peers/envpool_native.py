@@ -23,4 +23,5 @@ def _sync(job: Job) -> Driver:
     return VectorDriver(_make(job), sample_actions(job))
 
 
-SYSTEMS = (System("EnvPool (C++ envs)", "packed", _sync, native=True),)
+REMARK = "the step after the end of an episode is its reset, and counts as a step"
+SYSTEMS = (System("EnvPool (C++ envs)", "packed", _sync, native=True, remark=REMARK),)

@@ -57,9 +57,10 @@ def _processes(job: Job, **options: Any) -> Driver:
 
 
 _first_ready = functools.partial(_processes, batch_size=FIRST_READY, zero_copy=False, sync_traj=False)
+REMARK = "the step after the end of an episode is its reset, and counts as a step; while they wait, processes spin"
 SYSTEMS = (
-    System("PufferLib Serial", "inline", _serial),
-    System("PufferLib Multiprocessing", "packed", _processes),
-    System("PufferLib Multiprocessing", "each", _processes),
-    System("PufferLib Multiprocessing recv", "each", _first_ready, first_ready=True),
+    System("PufferLib Serial", "inline", _serial, remark=REMARK),
+    System("PufferLib Multiprocessing", "packed", _processes, remark=REMARK),
+    System("PufferLib Multiprocessing", "each", _processes, remark=REMARK),
+    System("PufferLib Multiprocessing recv", "each", _first_ready, first_ready=True, remark=REMARK),
 )

@@ -41,5 +41,5 @@ def _subproc(job: Job) -> Driver:
 
 SYSTEMS = (
     System("SB3 DummyVecEnv", "inline", _dummy),
-    System("SB3 SubprocVecEnv", "each", _subproc, process_mb=150),
+    System("SB3 SubprocVecEnv", "each", _subproc, process_mb=160),
 )

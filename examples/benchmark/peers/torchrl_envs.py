@@ -84,14 +84,14 @@ KINDS = ("gym", "torch")
 SYSTEMS = (
     System("TorchRL SerialEnv", "inline", _serial, KINDS),
     System("TorchRL ParallelEnv", "each", _parallel, KINDS, process_mb=280),
-    System("TorchRL AsyncEnvPool", "packed", _pool, KINDS, process_mb=120),
-    System("TorchRL AsyncEnvPool", "each", _pool, KINDS, process_mb=120),
+    System("TorchRL AsyncEnvPool", "packed", _pool, KINDS, process_mb=270),
+    System("TorchRL AsyncEnvPool", "each", _pool, KINDS, process_mb=270),
     System(
         "TorchRL AsyncEnvPool recv",
         "each",
         functools.partial(_pool, driver=FirstReadyDriver),
         KINDS,
         first_ready=True,
-        process_mb=120,
+        process_mb=270,
     ),
 )
