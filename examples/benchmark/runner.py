@@ -20,8 +20,6 @@ from workloads import find_workload
 
 __all__ = ["main"]
 
-WARM_UP_ROUNDS = 3
-
 
 def start(peer: str, index: int, job: Job) -> tuple[Driver, dict[str, Any]]:
     """Make a driver and let it take its first step."""
@@ -36,8 +34,6 @@ def start(peer: str, index: int, job: Job) -> tuple[Driver, dict[str, Any]]:
 
 def turn(driver: Driver, warm_up: float, seconds: float) -> dict[str, float]:
     """Warm up and let the driver have a turn."""
-    for _ in range(WARM_UP_ROUNDS):
-        driver.step()
     driver.turn(warm_up)
     cpu = time.process_time()
     steps, elapsed = driver.turn(seconds)

@@ -198,7 +198,7 @@ WORKLOADS = {
             LongEnv,
             waits=True,
             ideal=lambda envs, cores: envs / LONG_SECONDS,
-            num_envs=8,
+            num_envs=4,
         ),
         Workload(
             "coroutine",
