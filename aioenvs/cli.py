@@ -1,4 +1,4 @@
-"""The command line: ``aioenvs run ENV_ID`` steps an environment with random actions.
+"""The command line: ``aioenvs run`` steps an environment with random actions, ``aioenvs bench`` compares settings.
 
 Importing this module, and so ``aioenvs --help``, imports neither torch nor Gymnasium nor numpy.
 """
@@ -6,7 +6,6 @@ Importing this module, and so ``aioenvs --help``, imports neither torch nor Gymn
 import argparse
 import difflib
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from aioenvs.registry import find_spec
+from aioenvs.bench import BenchOptions, bench
+from aioenvs.messages import EXIT_INTERRUPTED, CommandError, check_env_id, describe_failure
 from aioenvs.report import EpisodeStats, RunOptions, RunReport, live_line, print_summary, private_memory
 
 if TYPE_CHECKING:
@@ -24,25 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-EXIT_FAILURE = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130  # what a shell reports for a process that SIGINT ended: 128 + 2
-
 MAX_SEED = 2**32 - 1
 MAX_WORKERS = 65535
 
 
 class UsageError(Exception):
     """Two of the arguments contradict each other."""
-
-
-class CommandError(Exception):
-    """The command cannot go on; the message is all the user needs to see."""
-
-    def __init__(self, message: str, exit_code: int = EXIT_FAILURE) -> None:
-        """Keep the exit code that goes with the message."""
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 class _Parser(argparse.ArgumentParser):
@@ -82,6 +69,7 @@ def _build_parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"aioenvs {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     _add_run_command(commands)
+    _add_bench_command(commands)
     return parser
 
 
@@ -110,6 +98,52 @@ def _add_run_command(commands: "argparse._SubParsersAction[_Parser]") -> None:
     add("--start-method", choices=["spawn", "forkserver", "fork"], help="how the processes start")
 
 
+def _add_bench_command(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    """Describe ``aioenvs bench``."""
+    command = commands.add_parser(
+        "bench",
+        allow_abbrev=False,
+        help="measure an environment of yours in several settings and recommend one",
+        description="Measure one environment (time and CPU of a step, size of an observation) and several copies of it "
+        "in a few settings, beside Gymnasium's AsyncVectorEnv where it fits; recommend a setting.",
+        argument_default=argparse.SUPPRESS,  # the defaults are those of BenchOptions
+    )
+    command.set_defaults(parser=command)
+    add = command.add_argument
+    add("target", metavar="ENV_ID|module:factory", help="a Gymnasium id, module:id, or a callable of a module")
+    add("--num-workers", type=_integer(1, MAX_WORKERS), metavar="N", help="number of environments (default: 8)")
+    add(
+        "--num-processes",
+        type=_integer(1, MAX_WORKERS),
+        nargs="+",
+        metavar="N",
+        help="numbers of processes to try (default: a few from 1 to one for each environment)",
+    )
+    add("--seconds", type=_seconds, metavar="S", help="how long each setting is stepped (default: 1.5)")
+
+
+def _seconds(text: str) -> float:
+    """Read a positive, finite number of seconds."""
+    with suppress(ValueError):
+        if 0 < (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}")
+
+
+def check_bench_options(options: BenchOptions) -> None:
+    """Check what no single argument can tell.
+
+    Raises:
+        UsageError: Two of the arguments contradict each other.
+    """
+    most = max(options.num_processes or [1])
+    if most > options.num_workers:
+        raise UsageError(
+            f"--num-processes {most} is more than --num-workers {options.num_workers}: "
+            "a process hosts at least one environment"
+        )
+
+
 def check_options(options: RunOptions) -> None:
     """Check what no single argument can tell.
 
@@ -126,44 +160,6 @@ def check_options(options: RunOptions) -> None:
             f"--num-processes {options.num_processes} is more than --num-workers {options.num_workers}: "
             "a process hosts at least one environment"
         )
-
-
-def check_env_id(env_id: str) -> None:
-    """Check that Gymnasium knows an id, before anything is started.
-
-    Args:
-        env_id: A Gymnasium id, or ``module:id``. The module is imported; the working directory counts
-            as one of the places to look for it, as it does for ``python -m``.
-
-    Raises:
-        CommandError: Gymnasium is not installed, the id is not registered or not well formed, or its
-            module cannot be imported.
-    """
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        find_spec(env_id)
-    except Exception as error:  # Gymnasium's own, or what importing a module raised
-        code = EXIT_FAILURE if getattr(error, "name", None) == "gymnasium" else EXIT_USAGE
-        raise CommandError(" ".join([one_line(error), *getattr(error, "__notes__", [])]), code) from error
-
-
-def one_line(error: BaseException) -> str:
-    """Return an exception's message on one line."""
-    return " ".join(str(error).split())
-
-
-def _describe(error: BaseException) -> str:
-    """Return an exception's type and message on one line."""
-    return f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
-
-
-def describe_failure(error: BaseException) -> str:
-    """Return what ended a run: the error, its cause if it has one, and the notes on where it happened."""
-    lines = [_describe(error)]
-    if error.__cause__ is not None:
-        lines.append(f"caused by {_describe(error.__cause__)}")
-    return "\n".join([*lines, *getattr(error, "__notes__", [])])
 
 
 def run(options: RunOptions) -> int:
@@ -262,6 +258,16 @@ def _event_loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
     return uvloop.new_event_loop
 
 
+def _run(options: RunOptions) -> int:
+    check_options(options)
+    return run(options)
+
+
+def _bench(options: BenchOptions) -> int:
+    check_bench_options(options)
+    return bench(options)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -278,13 +284,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: _Parser = given.pop("parser", parser)
     if unknown:
         command.unknown_arguments(unknown)
-    if given.pop("command") is None:
+    name = given.pop("command")
+    if name is None:
         parser.print_help()
         return 0
-    options = RunOptions(**given)
     try:
-        check_options(options)
-        return run(options)
+        return _run(RunOptions(**given)) if name == "run" else _bench(BenchOptions(**given))
     except UsageError as error:
         command.error(str(error))
     except CommandError as error:

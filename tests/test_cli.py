@@ -20,6 +20,7 @@ from hypothesis.extra import numpy as hnp
 
 import aioenvs
 from aioenvs import cli
+from aioenvs.messages import check_env_id, describe_failure
 from aioenvs.report import (
     EpisodeStats,
     RunOptions,
@@ -130,7 +131,7 @@ def test_failure_names_error_cause_and_notes() -> None:
     error = RuntimeError("no worker\ncame up")
     error.__cause__ = KeyError("rom")
     error.add_note("env 3, in reset")
-    assert cli.describe_failure(error).splitlines() == [
+    assert describe_failure(error).splitlines() == [
         "RuntimeError: no worker came up",
         "caused by KeyError: 'rom'",
         "env 3, in reset",
@@ -197,7 +198,7 @@ def test_unknown_env_id_is_one_line(env_id: str, message: str, capsys: pytest.Ca
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "CartPole", "gymnasium:CartPole-v1"])
 def test_known_env_ids_pass(env_id: str) -> None:
-    assert cli.check_env_id(env_id) is None
+    assert check_env_id(env_id) is None
 
 
 def test_missing_gymnasium_says_what_to_install(

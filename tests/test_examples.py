@@ -1,5 +1,6 @@
 """Each example runs as a user would run it, and prints what it promises."""
 
+import json
 import re
 import signal
 import statistics
@@ -12,9 +13,9 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run_example(name: str, *arguments: str) -> str:
-    """Run an example to its end; return what it printed."""
-    done = subprocess.run(
+def start_example(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run an example to its end."""
+    return subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
         capture_output=True,
         text=True,
@@ -22,6 +23,11 @@ def run_example(name: str, *arguments: str) -> str:
         timeout=55,
         check=False,
     )
+
+
+def run_example(name: str, *arguments: str) -> str:
+    """Run an example to its end, which is a good one; return what it printed."""
+    done = start_example(name, *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -154,3 +160,36 @@ def test_help_of_the_newer_examples(name: str) -> None:
     output = run_example(name, "--help")
     assert "--num-envs" in output
     assert "default" in output
+
+
+def test_benchmark_measures_systems_side_by_side(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    arguments = "--num-envs 2 --repeats 2 --seconds 0.05 --peers floor gymnasium aioenvs --start-up --json"
+    output = run_example("benchmark", *arguments.split(), str(file))
+    for text in ("x floor", "aioenvs SerialEnv", "Gymnasium AsyncVectorEnv", "s to first step", "skipped sb3: "):
+        assert text in output
+    assert "FAILED" not in output
+    measured = json.loads(file.read_text())
+    assert measured["machine"]["cores"] >= 1
+    (comparison,) = measured["comparisons"]
+    assert comparison["num_envs"] == 2
+    found = {outcome["system"]: outcome for outcome in comparison["outcomes"]}
+    assert {len(outcome["turns"]) for outcome in found.values()} == {2}
+    assert found["aioenvs SerialEnv"]["start_up"]["children"] == 0
+    assert found["Gymnasium AsyncVectorEnv"]["start_up"]["children"] == 2
+    assert found["Gymnasium AsyncVectorEnv"]["note"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--work CartPoel-v1", "'CartPoel-v1' is neither one of cartpole, "),
+        ("--num-envs 0", "expected an integer of at least 1, got '0'"),
+        ("--seconds nan", "expected a positive number of seconds, got 'nan'"),
+        ("--peers sb4", "invalid choice: 'sb4'"),
+    ],
+)
+def test_benchmark_says_what_it_does_not_know(arguments: str, message: str) -> None:
+    done = start_example("benchmark", *arguments.split())
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -42,7 +42,9 @@ LAYERS = (
     ("aioenvs.batched",),
     ("aioenvs.collectors", "aioenvs.integrations", "aioenvs.testing"),
     ("aioenvs",),  # the lazy root: whoever imports it can reach every face
-    ("aioenvs.report",),
+    ("aioenvs.report", "aioenvs.advice", "aioenvs.messages"),
+    ("aioenvs.trials",),
+    ("aioenvs.bench",),
     ("aioenvs.cli",),
     ("aioenvs.__main__",),
 )

@@ -222,7 +222,7 @@ class WorkerPool(AnsweringPool):
             warnings.warn(
                 f"{self.num_envs} envs in {len(self.groups)} processes spend {waiting:.0%} of their steps waiting "
                 f"rather than computing, one after the other; num_processes={self.num_envs} would let them wait "
-                "at the same time",
+                "at the same time (the command 'aioenvs bench' compares such settings)",
                 PerformanceWarning,
                 stacklevel=2,
             )

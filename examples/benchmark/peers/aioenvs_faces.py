@@ -1,0 +1,140 @@
+"""The faces of aioenvs: coroutines on uvloop, plain calls, one process, processes or threads."""
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from systems import FIRST_READY, NUM_BATCHES, Driver, Job, System, Unsupported, action_tensors
+
+import aioenvs
+
+__all__ = ["SYSTEMS"]
+
+
+def make_tensor_env() -> Any:
+    """Make the env on tensors."""
+    from tensor_env import counting_env
+
+    return counting_env(aioenvs.EnvBase, aioenvs.specs)
+
+
+class PlainDriver(Driver):
+    """Steps a face that has plain calls."""
+
+    def __init__(self, job: Job, face: Callable[..., Any], **options: Any) -> None:
+        self._actions, self._count = action_tensors(job), 0
+        self._env = face(job.num_envs, job.workload.make or make_tensor_env, **options)
+        self._td = self._env.reset()
+
+    def step(self) -> int:
+        """Step all envs."""
+        self._td.set("action", self._actions[self._count % NUM_BATCHES])
+        self._count += 1
+        _, self._td = self._env.step_and_maybe_reset(self._td)
+        return len(self._actions[0])
+
+    def close(self) -> None:
+        """Close the face."""
+        self._env.close()
+
+
+class CoroutineDriver(Driver):
+    """Steps the face that has coroutines, on uvloop."""
+
+    def __init__(self, job: Job, **options: Any) -> None:
+        import uvloop
+
+        self._actions, self._count = action_tensors(job), 0
+        self._env = aioenvs.AsyncParallelEnv(job.num_envs, job.workload.make or make_tensor_env, **options)
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        try:
+            self._td = self._runner.run(self._env.reset())
+        except aioenvs.errors.AioEnvsError as error:
+            self._runner.close()
+            if job.workload.kind == "coroutine" and "coroutine" in str(error):
+                raise Unsupported("this version of aioenvs refuses envs whose methods are coroutines") from error
+            raise
+
+    async def _step(self) -> int:
+        self._td.set("action", self._next_actions())
+        _, self._td = await self._env.step_and_maybe_reset(self._td)
+        return len(self._td)
+
+    def _next_actions(self) -> Any:
+        self._count += 1
+        return self._actions[self._count % NUM_BATCHES]
+
+    def step(self) -> int:
+        """Step once."""
+        return self._runner.run(self._step())
+
+    def turn(self, seconds: float) -> tuple[int, float]:
+        """Step within one run of the event loop."""
+
+        async def steps() -> tuple[int, float]:
+            began, count = time.perf_counter(), 0
+            while (elapsed := time.perf_counter() - began) < seconds:
+                count += await self._step()
+            return count, elapsed
+
+        return self._runner.run(steps())
+
+    def close(self) -> None:
+        """Close the face and the loop."""
+        self._runner.run(self._env.close())
+        self._runner.close()
+
+
+class FirstReadyDriver(CoroutineDriver):
+    """Goes on with those envs that were ready first."""
+
+    def __init__(self, job: Job, **options: Any) -> None:
+        super().__init__(job, **options)
+        self._td.set("action", self._next_actions())
+        self._runner.run(self._send())
+
+    async def _send(self) -> None:
+        self._env.send(self._td)
+
+    async def _step(self) -> int:
+        _, td = await self._env.recv(min_get=FIRST_READY)
+        td.set("action", self._next_actions()[: len(td)])
+        self._env.send(td)
+        return len(td)
+
+    def close(self) -> None:
+        """Receive what is outstanding first."""
+
+        async def drain() -> None:
+            await self._env.recv(min_get=len(self._env.outstanding))
+
+        self._runner.run(drain())
+        super().close()
+
+
+def _coroutines(job: Job, driver: type[CoroutineDriver] = CoroutineDriver, **options: Any) -> Driver:
+    return driver(job, num_processes=job.num_processes, **options)
+
+
+def _parallel(job: Job) -> Driver:
+    return PlainDriver(job, aioenvs.ParallelEnv, num_processes=job.num_processes)
+
+
+def _serial(job: Job) -> Driver:
+    return PlainDriver(job, aioenvs.SerialEnv)
+
+
+KINDS = ("gym", "torch")
+_first_ready = functools.partial(_coroutines, driver=FirstReadyDriver)
+_threads = functools.partial(_coroutines, backend="thread")
+SYSTEMS = (
+    System("aioenvs AsyncParallelEnv", "packed", _coroutines, (*KINDS, "coroutine"), headline=True),
+    System("aioenvs AsyncParallelEnv", "each", _coroutines, KINDS),
+    System("aioenvs AsyncParallelEnv recv", "each", _first_ready, KINDS, first_ready=True, headline=True),
+    System("aioenvs AsyncParallelEnv threads", "each", _threads, KINDS, for_waiting=True),
+    System("aioenvs ParallelEnv", "packed", _parallel, KINDS),
+    System("aioenvs ParallelEnv", "each", _parallel, KINDS),
+    System("aioenvs SerialEnv", "inline", _serial, KINDS, headline=True),
+)

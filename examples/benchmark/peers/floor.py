@@ -1,0 +1,127 @@
+"""The floor: bare socketpairs and shared numpy arrays, with neither checks nor errors nor TensorDicts."""
+
+import asyncio
+import contextlib
+import mmap
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from systems import NUM_BATCHES, Driver, Job, System, sample_actions
+
+__all__ = ["SYSTEMS"]
+
+
+class Reply(asyncio.Protocol):
+    """Wakes whoever waits for a process."""
+
+    waiter: "asyncio.Future[None]"
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: Any) -> None:
+        """Keep the transport."""
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Wake."""
+        self.waiter.set_result(None)
+
+
+class Floor(Driver):
+    """Bare processes, one byte each way for a step, results copied out of shared arrays."""
+
+    def __init__(self, job: Job) -> None:
+        import uvloop
+
+        self._actions, self._count = sample_actions(job), 0
+        env = job.workload.make()
+        space, count = env.observation_space, job.num_envs
+        self.observation = shared((count, *space.shape), space.dtype)
+        self.reward = shared((count,), np.float32)
+        self.ends = shared((2, count), np.bool_)
+        self.action = shared(self._actions.shape[1:], self._actions.dtype)
+        self._pids: list[int] = []
+        pipes: list[socket.socket] = []
+        for index in range(job.num_processes):
+            first, last = (count * edge // job.num_processes for edge in (index, index + 1))
+            pipes.append(self._fork([job.workload.make() for _ in range(first, last)], first, pipes))
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._replies = self._runner.run(connect(pipes))
+
+    def _fork(self, envs: list[gym.Env], first: int, others: Sequence[socket.socket]) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        if (pid := os.fork()) == 0:
+            for pipe in (ours, *others):
+                pipe.close()
+            with contextlib.suppress(BaseException):
+                self._serve(theirs, envs, first)
+            os._exit(0)
+        self._pids.append(pid)
+        theirs.close()
+        return ours
+
+    def _serve(self, pipe: socket.socket, envs: list[gym.Env], first: int) -> None:
+        for env in envs:
+            env.reset()
+        actions = self.action[first : first + len(envs)]
+        while pipe.recv(1):
+            chosen = actions.tolist() if actions.ndim == 1 else actions
+            for row, (env, action) in enumerate(zip(envs, chosen, strict=True), first):
+                observation, self.reward[row], *ends, _ = env.step(action)
+                self.ends[:, row] = ends
+                self.observation[row] = env.reset()[0] if any(ends) else observation
+            pipe.send(b"d")
+
+    async def _step(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.action[:] = self._actions[self._count % NUM_BATCHES]
+        self._count += 1
+        for reply in self._replies:
+            reply.waiter = loop.create_future()
+            reply.transport.write(b"s")
+        await asyncio.gather(*(reply.waiter for reply in self._replies))
+        _ = [part.copy() for part in (self.observation, self.reward, self.ends)]
+
+    def step(self) -> int:
+        """Step all envs."""
+        self._runner.run(self._step())
+        return len(self.reward)
+
+    def turn(self, seconds: float) -> tuple[int, float]:
+        """Step within one run of the event loop."""
+
+        async def steps() -> tuple[int, float]:
+            began, count = time.perf_counter(), 0
+            while (elapsed := time.perf_counter() - began) < seconds:
+                await self._step()
+                count += len(self.reward)
+            return count, elapsed
+
+        return self._runner.run(steps())
+
+    def close(self) -> None:
+        """Close the pipes, at which the processes end."""
+        for reply in self._replies:
+            reply.transport.close()
+        self._runner.close()
+        for pid in self._pids:
+            os.waitpid(pid, 0)
+
+
+def shared(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return an array that forks have in common."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(mmap.mmap(-1, max(1, size)), dtype, int(np.prod(shape))).reshape(shape)
+
+
+async def connect(pipes: Sequence[socket.socket]) -> list[Reply]:
+    """Hand the pipes to the event loop."""
+    loop = asyncio.get_running_loop()
+    return [(await loop.create_unix_connection(Reply, sock=pipe))[1] for pipe in pipes]
+
+
+SYSTEMS = (System("floor", "packed", Floor), System("floor", "each", Floor))
