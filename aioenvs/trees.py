@@ -194,7 +194,7 @@ def owned(value: Any) -> Any:
         return NonTensorData(copied(value.data), batch_size=value.batch_size, device=value.device)
     if isinstance(value, LazyStackedTensorDict):  # as are stacks of objects
         return type(value)(*map(owned, value.tensordicts), stack_dim=value.stack_dim)
-    if not isinstance(value, TensorDict):
+    if not isinstance(value, TensorDict) or all(type(entry) is torch.Tensor for entry in value.values()):
         return value.clone()
     td = value.empty()
     for key, entry in value.items():

@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import signal
+import threading
 from typing import Any
 
 import cloudpickle
@@ -622,6 +623,18 @@ async def test_copies_keep_the_policy(cls: Any) -> None:
             await call(env.step, acting([0, 0]))
     finally:
         await call(env.close)
+
+
+async def test_a_reset_that_cannot_be_sent_takes_no_loss_away() -> None:
+    kwargs = numbered(2)
+    async with AsyncParallelEnv(2, CountingEnv, create_env_kwargs=kwargs, num_processes=1, **RESTART) as env:
+        await env.reset()
+        await env.step(acting([1, 2]))
+        await kill_and_wait(env)
+        with pytest.raises(TypeError, match="pickle"):
+            await env.reset(options={"lock": threading.Lock()})
+        td = await env.step(acting([1, 2]))
+        check_lost(td, [0, 1], [[0, 1, 1, 1], [1, 1, 1, 2]])
 
 
 async def test_the_log(caplog: pytest.LogCaptureFixture) -> None:

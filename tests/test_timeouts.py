@@ -229,7 +229,9 @@ def built_slowly(env_id: int, mark: str, wait: Any) -> GymCountingEnv:
 
 
 @pytest.mark.parametrize("face", PROCESS_FACES[1::2], ids=lambda face: face.name)
-async def test_what_it_takes_to_build_an_env_anew_is_not_its_time(face: Face, gate: Gate, tmp_path: Path) -> None:
+async def test_what_it_takes_to_build_an_env_anew_is_not_its_time(
+    face: Face, gate: Gate, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     kwargs = [{"env_id": 0}, {"env_id": 1, "mark": str(tmp_path / "mark"), "wait": gate.wait}]
     factories = [GymCountingEnv, built_slowly]
     async with face.open(2, factories, create_env_kwargs=kwargs, on_worker_death="restart") as env:
@@ -239,7 +241,10 @@ async def test_what_it_takes_to_build_an_env_anew_is_not_its_time(face: Face, ga
         await asyncio.sleep(1.1)
         gate.open(9)
         assert observed(await resetting) == [[0, 2, 0, 0], [1, 2, 0, 0]]
+        td = await face.call(env.step, acting([1, 2]))
+        assert observed(td) == [[0, 2, 1, 1], [1, 2, 1, 2]]
         assert env.statistics().restarts == (0, 1)
+    assert "did not answer" not in caplog.text
 
 
 # -- whose it is ------------------------------------------------------------------------------------------

@@ -90,7 +90,6 @@ class RestartingPool(WorkerPool):
         for env, own in arguments.items():
             if isinstance(seed := own.kwargs.get("seed"), int | np.integer):
                 self._seeds[env] = int(seed)
-        self._take_lost(envs)
         outcome = await super().reset(lease, arguments)
         while again := self._take_lost(envs):
             lease = lease.renewed()._replace(selection=self.select(sorted(again)))
@@ -101,9 +100,11 @@ class RestartingPool(WorkerPool):
         return outcome
 
     def _ask(self, lease: Lease, opcode: Opcode, enclosed: Mapping[int, Any]) -> Steps:
+        envs = lease.selection.envs
+        if opcode is Opcode.RESET:  # which needs to be told of nothing that was before
+            self._take_lost(envs)
         if opcode not in STEPS:
             return super()._ask(lease, opcode, enclosed)
-        envs = lease.selection.envs
         present = envs - self._lost.keys()
         self._use_seeds(present)
         if len(present) < len(envs):
