@@ -183,3 +183,8 @@ def test_every_number_fits_its_field(number: int) -> None:
     (frame,) = Decoder().feed(encode(Frame(Opcode.DONE, following)))
     assert frame.sequence == following != number
     assert following > 0
+
+
+def test_more_positions_than_a_frame_can_hold() -> None:
+    with pytest.raises(ProtocolError, match="no STEP frame can select 65536 envs"):
+        encode(Frame(Opcode.STEP, 1, positions=range(1 << 16)))

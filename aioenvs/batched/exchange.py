@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from aioenvs.batched.inputs import InputLeaf, Inputs, Rows, mismatch, missing
+from aioenvs.batched.inputs import InputLeaf, Inputs, Rows, mismatch, missing, selector
 from aioenvs.batched.ledger import Ledger, PackedRegion
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
@@ -46,7 +46,7 @@ class Exchange:
         family = ledger.family
         self._ledger = ledger
         self._members = members
-        self._all = _run(members)
+        self._all = selector(members)
         self._trees = trees
         self._device = device
         self._arrays = ledger.arrays
@@ -377,16 +377,6 @@ class Exchange:
                     spaces[key].seed(int(torch.randint(2**31, ())))
                     own[key] = spaces[key].sample()
         return sampled
-
-
-def _run(members: Rows) -> Any:
-    """What selects these rows, the quicker way where they follow each other."""
-    if members is None:
-        return slice(None)
-    first, last = int(members[0]), int(members[-1])
-    if len(members) == 1 or (last - first == len(members) - 1 and (np.diff(members) == 1).all()):
-        return slice(first, last + 1)
-    return members
 
 
 def _name(dtype: Any) -> str:

@@ -16,7 +16,7 @@ from aioenvs.specs import TensorSpec
 from aioenvs.storage import array_of
 from aioenvs.trees import Key, Tree, nested_key
 
-__all__ = ["Bounds", "InputLeaf", "Inputs", "Rows", "mismatch", "missing"]
+__all__ = ["Bounds", "InputLeaf", "Inputs", "Rows", "mismatch", "missing", "selector"]
 
 Rows = NDArray[np.intp] | None  # None means all of them
 Inputs = dict[Key, Any]  # an array or tensor for all envs, or a list with one value per env
@@ -151,6 +151,16 @@ class InputLeaf:
 def _told(bounds: NDArray[Any]) -> Any:
     """Bounds for a message: one number where it is the same everywhere."""
     return bounds.flat[0] if (bounds == bounds.flat[0]).all() else bounds
+
+
+def selector(members: Rows) -> Any:
+    """What selects these rows, the quicker way where they follow each other."""
+    if members is None:
+        return slice(None)
+    first, last = int(members[0]), int(members[-1])
+    if len(members) == 1 or (last - first == len(members) - 1 and (np.diff(members) == 1).all()):
+        return slice(first, last + 1)
+    return members
 
 
 def missing(td: TensorDictBase, key: Key, value: Any) -> SpecMismatchError:

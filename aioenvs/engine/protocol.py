@@ -77,12 +77,15 @@ def encode(frame: Frame) -> bytes:
     """Turn a frame into bytes.
 
     Raises:
-        ProtocolError: If the body is larger than `MAX_BODY`.
+        ProtocolError: If the body is larger than `MAX_BODY`, or there are more positions than fit into a frame.
     """
     opcode, sequence, generation, positions, body = frame
     if len(body) > MAX_BODY:
         raise ProtocolError(f"a {opcode.name} frame may carry at most {MAX_BODY} bytes, got {len(body)}")
-    header = HEADER.pack(MAGIC, opcode, len(positions), generation, 0, sequence, len(body))
+    try:
+        header = HEADER.pack(MAGIC, opcode, len(positions), generation, 0, sequence, len(body))
+    except struct.error as error:
+        raise ProtocolError(f"no {opcode.name} frame can select {len(positions)} envs: {error}") from error
     if not positions and not body:
         return header
     return b"".join((header, array("H", positions).tobytes(), body))
