@@ -32,7 +32,7 @@ def speed_row(comparison: Comparison, outcome: Outcome) -> list[str]:
         outcome.label + (" *" if outcome.native else ""),
         f"{median:,.0f}",
         f"{min(speeds):,.0f} - {max(speeds):,.0f}",
-        f"{1e3 * comparison.num_envs / median:,.3g}",
+        _milliseconds(1e3 * comparison.num_envs / median),
         f"{outcome.parent_cpu:.1%}",
     ]
     if floor := comparison.floor_for(outcome):
@@ -40,6 +40,10 @@ def speed_row(comparison: Comparison, outcome: Outcome) -> list[str]:
     if comparison.ideal:
         cells.append(f"{median / comparison.ideal:.2f}")
     return [*cells, *(f"{ratio(found.speeds, speeds):.2f}" for found in comparison.headlines)]
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _short(outcome: Outcome) -> str:

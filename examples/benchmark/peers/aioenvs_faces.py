@@ -13,11 +13,13 @@ import aioenvs
 __all__ = ["SYSTEMS"]
 
 
-def make_tensor_env() -> Any:
-    """Make the env on tensors."""
-    from tensor_env import counting_env
+def factory_of(job: Job) -> Any:
+    """Return what makes an env."""
+    if job.workload.make is not None:
+        return job.workload.make
+    from peers.aioenvs_tensor import make_tensor_env  # imports torch
 
-    return counting_env(aioenvs.EnvBase, aioenvs.specs)
+    return make_tensor_env
 
 
 class PlainDriver(Driver):
@@ -25,7 +27,7 @@ class PlainDriver(Driver):
 
     def __init__(self, job: Job, face: Callable[..., Any], **options: Any) -> None:
         self._actions, self._count = action_tensors(job), 0
-        self._env = face(job.num_envs, job.workload.make or make_tensor_env, **options)
+        self._env = face(job.num_envs, factory_of(job), **options)
         self._td = self._env.reset()
 
     def step(self) -> int:
@@ -47,7 +49,7 @@ class CoroutineDriver(Driver):
         import uvloop
 
         self._actions, self._count = action_tensors(job), 0
-        self._env = aioenvs.AsyncParallelEnv(job.num_envs, job.workload.make or make_tensor_env, **options)
+        self._env = aioenvs.AsyncParallelEnv(job.num_envs, factory_of(job), **options)
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         try:
             self._td = self._runner.run(self._env.reset())
