@@ -30,7 +30,6 @@ from test_cancel import (  # noqa: F401
     test_another_event_loop_is_refused,
     test_asyncio_timeout,
     test_cancelled_at_any_time,
-    test_cancelled_at_once,
     test_cancelling_one_request_leaves_the_other_alone,
     test_close_from_another_event_loop,
     test_envs_that_are_not_concerned_need_not_wait,
