@@ -83,5 +83,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def home_of(name: str) -> str:
+    """The module that a public name comes from; this one, if there is no such name."""
+    return _HOMES.get(name, __name__)
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)

@@ -8,16 +8,19 @@ import threading
 import types
 from typing import Any
 
+import gymnasium
 import pytest
+import talking_envs
 import torch
 from tensordict import TensorDict
 
+import aioenvs
 from aioenvs import ParallelEnv, SerialEnv
 from aioenvs.batched.preload import modules_to_preload
 from aioenvs.envs import EnvCreator, GymEnv
 from aioenvs.testing import CountingEnv
 
-NAMES = ("torch", "tensordict", "aioenvs.envs.adapter")
+NAMES = ("torch", "tensordict", "aioenvs.envs.through")
 WEIGHT = torch.ones(2)
 limit = 500
 
@@ -67,6 +70,30 @@ def makes_of_a_tensor() -> Any:
     return WEIGHT.sum()
 
 
+def imports_torch() -> Any:
+    import torch as library
+
+    return NoEnv(library.get_num_threads())
+
+
+def imports_from_the_package() -> Any:
+    from aioenvs import GymEnv as Made
+
+    return Made("CartPole-v1")
+
+
+def imports_from_a_module() -> Any:
+    from talking_envs import TalkingEnv
+
+    return TalkingEnv()
+
+
+def imports_what_is_plain() -> Any:
+    from aioenvs import Anything
+
+    return Anything()
+
+
 def enclosing(value: Any) -> Any:
     """A function with something in its closure."""
     return lambda: value
@@ -79,7 +106,12 @@ REFER = {
     "a function with a function": makes_by_another_function,
     "a function with a lambda": makes_by_a_lambda_within,
     "a function with a tensor": makes_of_a_tensor,
+    "a function that imports": imports_torch,
+    "a function that imports from the package": imports_from_the_package,
+    "a function that imports from a module": imports_from_a_module,
     "a lambda": lambda: CountingEnv(),
+    "a lambda with the package": lambda: aioenvs.GymEnv("CartPole-v1"),
+    "a lambda with a module of envs": lambda: talking_envs.TalkingEnv(),
     "a lambda with a module": lambda: torch.zeros(1),
     "a partial": functools.partial(CountingEnv, start=1),
     "a partial of a lambda": functools.partial(lambda start: CountingEnv(start=start), start=1),
@@ -98,6 +130,10 @@ DO_NOT = {
     "a class": NoEnv,
     "a function": makes_nothing_of_torch,
     "a recursive function": makes_itself,
+    "a function that imports": imports_what_is_plain,
+    "a lambda with gymnasium": lambda: gymnasium.make("CartPole-v1"),
+    "a lambda with a wrapper": lambda: gymnasium.wrappers.TimeLimit(gymnasium.make("CartPole-v1"), 5),
+    "a lambda with the package": lambda: aioenvs.Anything(),
     "a lambda": lambda: NoEnv(limit),
     "a partial": functools.partial(NoEnv, 3),
     "a creator's function": enclosing(NoEnv),

@@ -38,7 +38,6 @@ from test_cancel import (  # noqa: F401
 )
 from test_close import (  # noqa: F401
     drop,
-    test_a_close_that_is_cancelled_early,
     test_closed_with_an_unread_reply,
     test_two_tasks_close_at_once,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -12,8 +12,9 @@ import cloudpickle
 
 __all__ = ["modules_to_preload"]
 
-TORCH = ("torch", "tensordict", "aioenvs.envs.adapter")
+TORCH = ("torch", "tensordict", "aioenvs.envs.through")
 TORCH_PACKAGES = frozenset(("torch", "tensordict", "torchrl"))
+PLAIN_PACKAGES = frozenset(("gymnasium", "numpy", "cloudpickle"))
 TORCH_MODULES = ("aioenvs.envs", "aioenvs.specs", "aioenvs.batched", "aioenvs.testing")
 
 
@@ -67,16 +68,37 @@ class _Scout(cloudpickle.Pickler):  # type: ignore[misc]
             )
         if found:
             raise _FoundTorch
-        if isinstance(thing, FunctionType) and id(thing) not in self._seen:
+        if isinstance(thing, FunctionType) and id(thing) not in self._seen and not _is_plain(thing.__module__):
             self._seen.add(id(thing))
-            for name in _names(thing.__code__):
-                if name in thing.__globals__:
-                    self._examine(thing.__globals__[name])
+            self._examine_names(_names(thing.__code__), thing.__globals__)
+
+    def _examine_names(self, names: set[str], known: Mapping[str, Any]) -> None:
+        """Look at what a function refers to, by its global names, or imports in its body."""
+        if any(map(_is_torch, names)):
+            raise _FoundTorch
+        for name in names:
+            found = known.get(name, sys.modules.get(name))
+            if isinstance(found, ModuleType):
+                for attribute in names:
+                    self._examine(_attribute(found, attribute))
+            self._examine(found)
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    """What a module has at a name; of this package, which loads late, the module that it is in."""
+    if module.__name__ == "aioenvs":
+        return ModuleType(module.home_of(name))
+    return module.__dict__.get(name)
 
 
 def _names(code: CodeType) -> set[str]:
     """The global names in a function and in those that it contains."""
     return set(code.co_names).union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
+
+
+def _is_plain(module: str | None) -> bool:
+    """Whether functions of a module are known not to need torch, whatever they refer to."""
+    return module is None or module.partition(".")[0] in PLAIN_PACKAGES
 
 
 def _is_torch(module: str) -> bool:
