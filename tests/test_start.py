@@ -15,7 +15,7 @@ from failing_envs import CountingEnv, Gate, numbered
 from processes import still_alive
 from tensordict import LazyStackedTensorDict
 
-from aioenvs import AsyncParallelEnv, ParallelEnv
+from aioenvs import AsyncParallelEnv, ParallelEnv, SerialEnv
 from aioenvs.batched.config import START_METHODS
 from aioenvs.errors import AioEnvsError, WorkerStartError
 
@@ -217,3 +217,15 @@ async def test_the_first_command_starts(face: Face) -> None:
     assert env.is_closed
     assert observed(await face.call(env.reset)) == [[0, 1, 0, 0], [1, 1, 0, 0]]
     await face.call(env.close)
+
+
+@pytest.mark.parametrize("cls", [ParallelEnv, SerialEnv])
+def test_plain_envs_that_cannot_start_keep_no_loop(cls: Any) -> None:
+    env = cls(2, lambda: 1)
+    env.itself = env  # so that only the garbage collector would come to it
+    for _ in range(2):
+        with pytest.raises(WorkerStartError), env:
+            pass
+        with pytest.raises(WorkerStartError):
+            env.reset()
+    assert env._portal is None

@@ -16,6 +16,7 @@ from aioenvs.batched.forwarding import documented_by
 from aioenvs.batched.owner import AsyncBatchedEnv
 from aioenvs.batched.plain import BatchedEnvBase
 from aioenvs.engine.portal import Immediate, LoopPortal, Portal
+from aioenvs.errors import ConcurrencyError
 
 RUNNING = frozenset(("_env", "_portal", "_callers_threads", "_known_index"))  # what a copy has anew
 
@@ -65,13 +66,19 @@ class BatchedEnv(BatchedEnvBase):
     def _run(self, coroutine: Any) -> Any:
         if self._portal is None:
             self._portal = Immediate() if self._env._config.backend == "serial" else LoopPortal()
-        if self._env._config.num_threads is None:
-            return self._portal.run(coroutine)
-        threads = torch.get_num_threads()
         try:
-            return self._portal.run(coroutine)
-        finally:
-            self._settle_threads(threads)
+            if self._env._config.num_threads is None:
+                return self._portal.run(coroutine)
+            threads = torch.get_num_threads()
+            try:
+                return self._portal.run(coroutine)
+            finally:
+                self._settle_threads(threads)
+        except BaseException as error:
+            # Of a start that failed nothing is left; another thread may be in the middle of one.
+            if self._env.is_closed and self._env._starting is None and not isinstance(error, ConcurrencyError):
+                self._close_portal()
+            raise
 
     def _settle_threads(self, before: int) -> None:
         """Set torch's number of threads, which each thread has for itself, where the portal may not be: here."""
