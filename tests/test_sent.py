@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from typing import Any
 
 import failing_envs as faults
@@ -12,9 +14,10 @@ from faces import acting, masked, observed
 from failing_envs import CountingEnv, Gate, Scribbler, numbered
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-from aioenvs import AsyncParallelEnv, AsyncSerialEnv
+from aioenvs import AsyncParallelEnv, AsyncSerialEnv, SerialEnv
 from aioenvs.batched.sent import Sent, gathered
-from aioenvs.errors import WorkerDiedError, WorkerTimeoutError
+from aioenvs.errors import WorkerDiedError, WorkerStartError, WorkerTimeoutError
+from aioenvs.specs import Composite, Unbounded
 from aioenvs.testing import NestedCountingEnv
 
 
@@ -194,3 +197,80 @@ async def test_actions_that_are_objects_reach_the_envs_that_they_are_for(options
         td, _ = await env.recv(2)
         found = dict(zip(td["env_index"].tolist(), (row[0] for row in observed(td)), strict=True))
         assert found == {2: 4, 0: 1}  # each adds one to its own list
+
+
+async def test_what_cannot_be_stacked_is_not_lost() -> None:
+    async with AsyncParallelEnv(2, CountingEnv, create_env_kwargs=numbered(2), num_processes=1) as env:
+        await env.reset()
+        for index, width in enumerate((3, 5)):
+            td = to_envs([1], [index]).set("cache", torch.zeros(1, width))
+            env.send(td)
+        td, following = await env.recv(2)
+        assert [row["cache"].shape for row in td.unbind(0)] == [(3,), (5,)]
+        assert [row["cache"].shape for row in following.unbind(0)] == [(3,), (5,)]
+        assert [row["observation"].tolist() for row in following.unbind(0)] == [[0, 1, 1, 1], [1, 1, 1, 1]]
+        env.send(to_envs([1], [0]).set("a", torch.zeros(1)))
+        env.send(to_envs([1], [1]).to("cpu"))
+        td, _ = await env.recv(2)
+        assert sorted(td["env_index"].tolist()) == [0, 1]
+
+
+async def test_results_that_cannot_be_assembled_can_still_be_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with AsyncParallelEnv(2, CountingEnv, create_env_kwargs=numbered(2), num_processes=1) as env:
+        await env.reset()
+        env.send(acting([1, 2]))
+        with monkeypatch.context() as patch:
+            patch.setattr("aioenvs.batched.steps.gathered", lambda parts: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                await env.recv(2)
+        assert env.outstanding == (0, 1)
+        td, _ = await env.recv(2)
+        assert td["next", "observation"].tolist() == [[0, 1, 1, 1], [1, 1, 1, 2]]
+
+
+async def test_a_timeout_of_recv_counts_what_has_come(gate: Gate) -> None:
+    kwargs = numbered(2, {1: {"fault": gate.wait, "at": (1, 1)}})
+    async with AsyncParallelEnv(2, CountingEnv, create_env_kwargs=kwargs, num_processes=2) as env:
+        await env.reset()
+        env.send(acting([0, 0]))
+        with pytest.raises(WorkerTimeoutError, match=r"recv: 1 more of env 1 should have answered within 0.3 s"):
+            await env.recv(2, timeout=0.3)
+        gate.open()
+        await env.recv(2)
+
+
+async def test_the_end_of_several_workers_names_all_their_envs() -> None:
+    async with AsyncParallelEnv(4, CountingEnv, create_env_kwargs=numbered(4), num_processes=2) as env:
+        await env.reset()
+        for pid in env.pids:
+            os.kill(pid, signal.SIGSTOP)
+        env.send(to_envs([1, 1], [0, 3]))
+        for pid in env.pids:
+            os.kill(pid, signal.SIGKILL)
+        named: set[int] = set()
+        while env.outstanding:
+            with pytest.raises(WorkerDiedError) as caught:
+                await env.recv(len(env.outstanding))
+            named |= set(caught.value.env_index)
+        assert named == {0, 1, 2, 3}
+
+
+async def test_whoever_asks_for_an_attribute_is_told_that_envs_are_busy(gate: Gate) -> None:
+    with SerialEnv(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
+        env.reset()
+        env.send(acting([1, 1]))
+        assert not hasattr(env, "env_id")
+        with pytest.raises(AttributeError, match="its envs cannot be asked now: get_attr was asked of envs 0-1 while"):
+            env.env_id  # noqa: B018
+        env.recv(2)
+        assert env.env_id == [0, 1]
+
+
+def test_no_env_may_have_an_entry_of_that_name() -> None:
+    class Indexed(NestedCountingEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_spec = Composite(env_index=Unbounded((1,)))
+
+    with pytest.raises(WorkerStartError, match=r"env 0 \(Indexed\) has an entry 'env_index', a key that is taken"):
+        SerialEnv(1, Indexed).start()

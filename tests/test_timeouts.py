@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import coroutine_envs
 import pytest
 from faces import PROCESS_FACES, Face, acting, observed
 from failing_envs import CountingEnv as GymCountingEnv
@@ -18,7 +19,7 @@ from torch_batches import faces
 from torch_faces import Driver, TorchFace
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
-from aioenvs.errors import WorkerDiedError, WorkerTimeoutError
+from aioenvs.errors import ResetNeededError, WorkerDiedError, WorkerTimeoutError
 from aioenvs.testing import CountingEnv
 
 COUNT = 3
@@ -286,3 +287,37 @@ async def test_what_a_blocked_loop_kept_from_being_read_is_in_time() -> None:
             await asking
         assert env.pids == pids
         assert await env.get_attr("episode") == [2, 2]
+
+
+async def test_a_late_call_with_restarts_is_a_timeout_that_says_what_was_done(caplog: pytest.LogCaptureFixture) -> None:
+    class Napper(GymCountingEnv):
+        def nap(self) -> None:
+            time.sleep(FOREVER)
+
+    async with AsyncParallelEnv(3, Napper, on_worker_death="restart", num_processes=1) as env:
+        await env.reset()
+        with pytest.raises(
+            WorkerTimeoutError, match=r"did not answer call within 0.3 s \(timeout\); the worker was killed"
+        ):
+            await env.call("nap", timeout=0.3)
+        td = await env.step(acting([0, 0, 0]))
+        assert td["next", "truncated"].all()
+    assert sum("was killed, since it did not answer call" in record.message for record in caplog.records) >= 1
+
+
+async def test_late_coroutine_envs_in_the_callers_loop_are_named_alone(gate: Gate) -> None:
+    kwargs = numbered(3, {1: {"fault": coroutine_envs.door(gate), "at": (1, 1)}})
+    async with AsyncSerialEnv(3, coroutine_envs.AwaitingEnv, create_env_kwargs=kwargs) as env:
+        await env.reset()
+        with pytest.raises(WorkerTimeoutError, match=r"env 1 did not answer step .* their envs need a reset") as caught:
+            await env.step(acting([1, 2, 3]), timeout=0.3)
+        assert caught.value.env_index == (1,)
+        td = await env.step(acting([1, 1, 1], only=[0, 2]))
+        assert [row[-1] for row in observed(td)][::2] == [2, 4]
+
+
+def test_a_send_before_the_first_reset_of_coroutine_envs() -> None:
+    with SerialEnv(2, coroutine_envs.AwaitingEnv) as env:
+        env.send(acting([1, 1]))
+        with pytest.raises(ResetNeededError):
+            env.recv(2)

@@ -32,7 +32,7 @@ def test_the_meter_decides_once() -> None:
     for _ in range(ENOUGH_STEPS + 20):
         with meter:
             time.sleep(0.015)
-        verdicts.append(meter.verdict(2))
+        verdicts.append(meter.verdict(2, 2))
     assert [verdict for verdict in verdicts if verdict] == [pytest.approx(1.0, abs=0.2)]
 
 
@@ -41,7 +41,7 @@ def test_one_env_needs_no_advice() -> None:
     for _ in range(ENOUGH_STEPS + 1):
         with meter:
             time.sleep(0.015)
-        assert meter.verdict(1) == 0.0
+        assert meter.verdict(1, 1) == 0.0
 
 
 @pytest.mark.parametrize(("sleeps", "num_processes", "advised"), [(True, 1, 1), (True, 2, 0), (False, 1, 0)])
@@ -55,3 +55,15 @@ async def test_packed_envs_that_wait_bring_one_warning(sleeps: bool, num_process
     messages = [str(warning.message) for warning in caught if warning.category is PerformanceWarning]
     assert len(messages) == advised
     assert all("num_processes=2" in message for message in messages)
+
+
+async def test_the_advice_comes_to_those_who_send_and_receive() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        async with AsyncParallelEnv(4, PausingEnv, create_env_kwargs={"sleeps": True}, num_processes=1) as env:
+            td = await env.reset()
+            for _ in range(ENOUGH_STEPS + 20):
+                env.send(env.rand_action(td))
+                _, td = await env.recv(4)
+                td = td[td["env_index"].argsort()]
+    assert [each.category for each in caught] == [PerformanceWarning]

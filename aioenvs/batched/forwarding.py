@@ -13,7 +13,7 @@ from aioenvs.batched.calls import AsyncCalls
 from aioenvs.batched.statistics import Statistics
 from aioenvs.engine.copying import Withheld
 from aioenvs.envs.base import EnvBase
-from aioenvs.errors import AioEnvsError
+from aioenvs.errors import AioEnvsError, ConcurrencyError
 
 __all__ = ["Forwarding", "documented_by"]
 
@@ -103,6 +103,10 @@ class Forwarding(EnvBase):
         except AttributeError as error:
             raise AttributeError(
                 f"neither {self!r} nor its envs have the attribute {name!r}: {error}", name=name, obj=self
+            ) from error
+        except ConcurrencyError as error:
+            raise AttributeError(
+                f"{self!r} has no {name!r} itself, and its envs cannot be asked now: {error}", name=name, obj=self
             ) from error
         callable_in = [index for index, each in enumerate(found) if each.is_callable]
         if len(callable_in) == len(found):

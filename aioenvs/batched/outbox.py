@@ -181,7 +181,7 @@ class Outbox:
     # -- in ---------------------------------------------------------------------------------------------
 
     async def receive(self, envs: Set[int], least: int, most: int | None, timeout: float | None) -> list[Ticket]:
-        """What has settled of some envs, in that order; they are free again.
+        """What has settled of some envs, in that order, for the caller to `take` before anything else happens.
 
         Cancelling it, like every failure, takes nothing away but the error that it raises.
 
@@ -206,7 +206,7 @@ class Outbox:
         missing = least - len(settled)
         if missing > 0 and all(ticket.error is None for ticket in settled):
             await self._wait(envs, missing, timeout)
-        return self._taken(envs, most)
+        return self._chosen(envs, most)
 
     def _check_numbers(self, envs: Set[int], least: int, most: int | None) -> None:
         if (
@@ -228,24 +228,26 @@ class Outbox:
                 return
             late = tuple(sorted(env for env in self.outstanding(envs) if env not in self._settled))
             raise WorkerTimeoutError(
-                f"recv: {missing} more of {describe_envs(late)} should have answered within {timeout} s (timeout); "
-                "what has come, and what will, can still be received",
+                f"recv: {waiter.missing} more of {describe_envs(late)} should have answered within {timeout} s "
+                "(timeout); what has come, and what will, can still be received",
                 env_index=late,
                 pid=None,
             )
         finally:
             self._waiters.remove(waiter)
 
-    def _taken(self, envs: Set[int], most: int | None) -> list[Ticket]:
+    def _chosen(self, envs: Set[int], most: int | None) -> list[Ticket]:
         settled = [ticket for ticket in self._settled.values() if ticket.env in envs]
-        failed = [ticket for ticket in settled if ticket.error is not None]
-        chosen = failed or settled[:most]
-        for ticket in chosen:
+        if failed := [ticket for ticket in settled if ticket.error is not None]:
+            self.take(failed)
+            _raise(failed)
+        return settled[:most]
+
+    def take(self, tickets: Sequence[Ticket]) -> None:
+        """What came of these is received, and their envs are free again."""
+        for ticket in tickets:
             del self._settled[ticket.env], self._sent[ticket.env]
             self._pool.release(ticket.lease)
-        if failed:
-            _raise(failed)
-        return chosen
 
     async def close(self) -> None:
         """Wait for the tasks, which end when the pool is closed; those of another loop are that one's own."""
@@ -277,9 +279,10 @@ def _raise(failed: Sequence[Ticket]) -> None:
         distinct.setdefault(name, (ticket.env, error))
     if len(distinct) == 1:
         raise next(iter(distinct.values()))[1]
+    named = {ticket.env for ticket in failed}.union(*(getattr(ticket.error, "env_index", ()) for ticket in failed))
     try:
         Outcome(failures=dict(distinct.values())).raise_failure()
     except BaseException as error:
         with contextlib.suppress(Exception):  # not every exception takes attributes
-            error.env_index = tuple(sorted(ticket.env for ticket in failed))  # type: ignore[attr-defined]
+            error.env_index = tuple(sorted(named))  # type: ignore[attr-defined]
         raise

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -204,7 +203,13 @@ class BatchedEnvBase(Forwarding):
 
     @documented_by(AsyncSteps.send)
     def send(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> None:
-        self._run(_called(functools.partial(self._env.send, tensordict, timeout=timeout)))
+        self._run(self._send(tensordict, timeout))
+
+    async def _send(self, tensordict: TensorDictBase, timeout: float | None) -> None:
+        scope = self._env._running_scope
+        if scope is not None:
+            await scope.pool.enter("send")
+        self._env.send(tensordict, timeout=timeout)
 
     @documented_by(AsyncSteps.recv)
     def recv(
@@ -278,7 +283,3 @@ class View(BatchedEnvBase):
 
 async def _awaited(awaitable: Any) -> Any:
     return await awaitable
-
-
-async def _called(function: Callable[[], Any]) -> Any:
-    return function()

@@ -116,7 +116,7 @@ class DenseResults(_Assembly):
     def after_reset(self, td: TensorDictBase | None, rows: Rows, values: Values) -> TensorDictBase:
         if td is not None and rows is not None:
             values = self.keep_others(td, rows, values)
-        if not self._is_simple:
+        if not self._is_simple or isinstance(td, LazyStackedTensorDict):
             root = self._build(ROOT, values)
             return root if td is None else self._others(td).update(root)
         entries = _nest(values)
@@ -152,7 +152,7 @@ class DenseResults(_Assembly):
         self, td: TensorDictBase, entries: Entries, following: Values, root: Values | None
     ) -> TensorDictBase | None:
         preset = entries.get("next")
-        if not self._is_simple:
+        if not self._is_simple or isinstance(td, LazyStackedTensorDict):
             outcome = self._build(NEXT, following)
             td.set("next", outcome if preset is None else preset.copy().update(outcome))
             return None if root is None else self._next_root(td, self._build(ROOT, root))

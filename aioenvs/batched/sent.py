@@ -56,5 +56,8 @@ def gathered(parts: Sequence[tuple[Sent, int]]) -> TensorDictBase:
     elif all(sent is first for sent, _ in parts):
         td = first.td[torch.tensor([row for _, row in parts])]
     else:
-        td = LazyStackedTensorDict.maybe_dense_stack([sent.td[row] for sent, row in parts])
+        tds = [sent.td[row] for sent, row in parts]
+        if len({own.device for own in tds}) > 1:
+            tds = [own.clear_device_() for own in tds]
+        td = LazyStackedTensorDict.maybe_dense_stack(tds)
     return td

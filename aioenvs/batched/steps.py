@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.batched.calls import AsyncCalls
 from aioenvs.batched.outbox import Ticket
@@ -122,11 +122,14 @@ class AsyncSteps(AsyncCalls):
 
         Raises:
             AioEnvsError: If the envs were not started yet.
+            TypeError: If this is no TensorDict, `env_index` does not hold integers, or there is something else than a
+                TensorDict under `next`.
             RuntimeError: If `tensordict` has another size than envs are named.
             ValueError: If `env_index` names an env twice, or one that is not there; or if there is a `_step`.
             SpecMismatchError: If an action is missing, or does not fit.
-            ConcurrencyError: If an env is busy. No env was sent anything then, as in all cases before.
-            WorkerDiedError: If the worker of one died.
+            ConcurrencyError: If an env is busy.
+            WorkerDiedError: If the worker of one is dead, unless envs are restarted. No env was sent anything then, as
+                in all cases before.
         """
         scope = self._running_scope
         if scope is None:
@@ -172,8 +175,9 @@ class AsyncSteps(AsyncCalls):
             AioEnvsError: If the envs are not running.
             ValueError: If fewer than `min_get` steps are outstanding.
             ConcurrencyError: If another `recv` waits for some of the same envs.
-            WorkerTimeoutError: If there are not enough in time; or if an env exceeded the time of its step, in which
-                case it is *draining* and can be sent the next one.
+            WorkerTimeoutError: If there are not enough in time; or if an env exceeded the time of its step: it is
+                *draining* then, and can be sent the next one, but a coroutine env needs a reset. With restarts its
+                worker is killed instead, and the step comes back as truncated.
             WorkerDiedError: If the worker of an env died.
             Exception: Whatever an env raised; it needs a reset. Of a step that failed this is all that there is to be
                 received; what came of the others can be received afterwards.
@@ -198,6 +202,7 @@ class AsyncSteps(AsyncCalls):
             root = look.results.joined([ticket.root for ticket in tickets])
         after = look.results.after_step(td, _entries(td, look.signature), following, root)
         assert after is not None
+        whole.outbox.take(tickets)
         return td, after
 
 
@@ -210,6 +215,6 @@ def _spread(index: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:
 
 def _entries(td: TensorDictBase, signature: Signature) -> dict[str, Any]:
     """What a step has to know of what it was given; of a lazy stack not every entry can be had as a whole."""
-    if not signature.is_lazy:
+    if not signature.is_lazy and not isinstance(td, LazyStackedTensorDict):
         return dict(td.items())
     return {name: value for name in ("next", "_step") if (value := td.get(name, None)) is not None}

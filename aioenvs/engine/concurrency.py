@@ -83,6 +83,11 @@ class Batch:
             self._plain.clear()
             self._maybe_end()
 
+    @property
+    def at_work(self) -> set[int]:
+        """Envs that are not done."""
+        return {*self._tasks.values(), *(env for env, _ in self._plain)}
+
     def outcome(self) -> Outcome:
         """What came of it, once it has ended.
 
@@ -174,6 +179,11 @@ class ConcurrentHost:
         self._batches.add(batch)
         batch.ended.add_done_callback(lambda _: self._batches.discard(batch))
         return batch
+
+    @property
+    def at_work(self) -> set[int]:
+        """Envs that are not done with what they were asked."""
+        return set().union(*(batch.at_work for batch in self._batches))
 
     async def execute(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome:
         """The same, to its end. Cancelling it cancels the envs' coroutines, and waits for them."""

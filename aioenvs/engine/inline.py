@@ -14,6 +14,7 @@ from aioenvs.engine.copying import received
 from aioenvs.engine.deadlines import check_seconds, outlast
 from aioenvs.engine.failure import factory_error, summary
 from aioenvs.engine.host import EnvHost, Outcome
+from aioenvs.engine.memory import own_memory
 from aioenvs.engine.pool import Lease, Pool, Selection, Steps, closed_meanwhile, wrong_loop
 from aioenvs.engine.portal import loop_wanted
 from aioenvs.engine.protocol import Opcode
@@ -63,7 +64,7 @@ class InlinePool(Pool):
                     self._host.build(env, factory, OWN(dict(kwargs)))
                 except Exception as error:
                     raise factory_error(env, summary(error), envs=[env]) from error
-            buffer = self._lay_out(self._host.metadata, lambda nbytes: bytearray(max(1, nbytes)))
+            buffer = self._lay_out(self._host.metadata, own_memory)
             self._host.attach(self._places, buffer)
             if self._host.has_coroutines:
                 self._concurrent = ConcurrentHost(self._host, self._max_concurrency)
@@ -75,8 +76,7 @@ class InlinePool(Pool):
     async def hold(
         self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
     ) -> Lease:
-        if self._concurrent is not None and not self.slots.closed:
-            await self._enter_loop(command)
+        await self.enter(command)
         return await super().hold(selection, command, replacing=replacing, timeout=timeout)
 
     async def _enter_loop(self, command: str) -> None:
@@ -105,6 +105,10 @@ class InlinePool(Pool):
         deadline = None if self._concurrent is None else self._deadline(timeout)
         self.slots.acquire(selection.envs, command)
         return Lease(selection, command, deadline, waits=self._yields)
+
+    async def enter(self, command: str) -> None:
+        if self._concurrent is not None and not self.slots.closed:
+            await self._enter_loop(command)
 
     async def ready(self, lease: Lease) -> Lease:
         await asyncio.sleep(0)
@@ -145,6 +149,11 @@ class InlinePool(Pool):
             if self.slots.closed:
                 raise ClosedError(f"{describe_envs(selection.indices)} were closed while {command} was pending")
         return outcome.located(opcode.name.lower())
+
+    async def _overdue(self, lease: Lease) -> None:
+        assert self._concurrent is not None
+        envs = lease.selection.envs
+        raise self._late(self._concurrent.at_work & envs or envs, lease)
 
     async def _within(self, awaitable: Any, lease: Lease) -> Any:
         """As for other pools, but envs that are late have ended, too: no other request finds them at work."""

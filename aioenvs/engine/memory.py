@@ -9,7 +9,7 @@ import secrets
 import tempfile
 from typing import Self
 
-__all__ = ["SharedBlock"]
+__all__ = ["SharedBlock", "own_memory"]
 
 
 class SharedBlock:
@@ -65,3 +65,8 @@ def unlinked_segment() -> int:
     fd: int = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
     _posixshmem.shm_unlink(name)
     return fd
+
+
+def own_memory(nbytes: int) -> bytearray:
+    """Memory of this process, for envs that live in it."""
+    return bytearray(max(1, nbytes))

@@ -225,6 +225,9 @@ class Pool(ABC):
             ValueError: If the timeout is none.
         """
 
+    async def enter(self, command: str) -> None:  # noqa: B027 - most are where they belong
+        """Go to where the envs belong, if that is yet to be found, before a command that waits for nothing."""
+
     def check_home(self, command: str) -> None:  # noqa: B027 - where anybody may command them
         """Refuse a command from where it cannot be given.
 
@@ -272,20 +275,23 @@ class Pool(ABC):
         Raises:
             WorkerTimeoutError: If that is the end of it.
         """
-        assert lease.deadline is not None
-        envs = lease.selection.envs
-        late = self.slots.unanswered(envs) or envs
-        raise self._late(tuple(sorted(late)), lease.command, lease.deadline)
+        late = self.slots.unanswered(lease.selection.envs) or lease.selection.envs
+        raise self._late(late, lease)
 
-    def _late(self, envs: tuple[int, ...], command: str, deadline: Deadline) -> WorkerTimeoutError:
-        pids = self._pids_of(envs)
+    def _late(self, envs: Collection[int], lease: Lease) -> WorkerTimeoutError:
+        late, pids = tuple(sorted(envs)), self._pids_of(envs)
         where = f" (pid {', '.join(map(str, pids))})" if pids else ""
         return WorkerTimeoutError(
-            f"{describe_envs(envs)}{where} did not answer {command} within {deadline}; "
-            "the late reply will be dropped, and the next request for it waits until it has come",
-            env_index=envs,
+            f"{describe_envs(late)}{where} did not answer {lease.command} within {lease.deadline}; {self._fate(late)}",
+            env_index=late,
             pid=pids[0] if pids else None,
         )
+
+    def _fate(self, late: Sequence[int]) -> str:
+        """What becomes of late envs, in words."""
+        if all(self.has_coroutines[self.host_of(env)] for env in late):
+            return "coroutines that are at work for it are cancelled, and their envs need a reset"
+        return "the late reply will be dropped, and the next request for it waits until it has come"
 
     def _pids_of(self, envs: Collection[int]) -> list[int | None]:
         """Process ids of the workers of these envs, where they have any."""

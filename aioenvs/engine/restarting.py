@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aioenvs.engine.adapters import ResetArguments
-from aioenvs.engine.deadlines import Deadline, done_within
+from aioenvs.engine.deadlines import done_within
 from aioenvs.engine.failure import annotate, passable
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.metadata import ROOT, STATUS
@@ -149,9 +149,11 @@ class RestartingPool(WorkerPool):
             for reply in asked:
                 reply.cancel()
             raise
-        late = [index for (index, _, _), reply in zip(lease.selection.parts, asked, strict=True) if not reply.done()]
-        self._kill_late(late, opcode.name.lower(), lease.deadline)
+        late = [part for part, reply in zip(lease.selection.parts, asked, strict=True) if not reply.done()]
+        self._kill_late([index for index, _, _ in late], opcode.name.lower(), lease)
         replies = await asyncio.gather(*asked, return_exceptions=True)
+        if late and opcode is Opcode.CALL:
+            raise self._late(frozenset().union(*(envs for _, _, envs in late)), lease)
         errors = [reply for reply in replies if isinstance(reply, BaseException)]
         for error in errors:
             if opcode is Opcode.CALL or not isinstance(error, WorkerDiedError):
@@ -162,15 +164,20 @@ class RestartingPool(WorkerPool):
 
     async def _overdue(self, lease: Lease) -> None:
         late = self.slots.unanswered(lease.selection.envs)
-        self._kill_late(sorted({self.host_of(env) for env in late}), "an earlier command", lease.deadline)
+        self._kill_late(sorted({self.host_of(env) for env in late}), "an earlier command", lease)
 
-    def _kill_late(self, indices: Collection[int], command: str, deadline: Deadline | None) -> None:
+    def _kill_late(self, indices: Collection[int], command: str, lease: Lease) -> None:
         """Kill these workers, which did not answer in time."""
         for index in indices:
             worker = self._workers[index]
-            who = f"{describe_envs(worker.envs)} (pid {worker.process.pid})"
-            logger.warning("%s did not answer %s within %s; killed", who, command, deadline)
-            worker.process.signal(signal.SIGKILL)
+            if not worker.killed_for:
+                worker.killed_for = f"was killed, since it did not answer {command} within {lease.deadline}"
+                who = f"{describe_envs(worker.envs)} (pid {worker.process.pid})"
+                logger.warning("the worker of %s %s", who, worker.killed_for)
+                worker.process.signal(signal.SIGKILL)
+
+    def _fate(self, late: Sequence[int]) -> str:
+        return "the worker was killed, and the envs that it hosted begin anew with the next request"
 
     # -- restarts ---------------------------------------------------------------------------------------
 

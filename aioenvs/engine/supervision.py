@@ -44,6 +44,7 @@ class Worker:
         self.channel = channel
         self.last_command = Opcode.START
         self.closing = False
+        self.killed_for = ""  # why it was killed, if it was, in words
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None

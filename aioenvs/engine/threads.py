@@ -20,6 +20,7 @@ from aioenvs.engine.copying import received
 from aioenvs.engine.failure import factory_error, passable, summary
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.layout import Layout
+from aioenvs.engine.memory import own_memory
 from aioenvs.engine.metadata import EnvMetadata
 from aioenvs.engine.pool import Selection, Timeouts
 from aioenvs.engine.portal import run_to_end
@@ -286,7 +287,7 @@ class ThreadPool(AnsweringPool):
             HostThread(group, self._factories, self._kwargs, mailbox, self._max_concurrency) for group in self.groups
         ]
         found = await all_or_none(self._start_thread(thread) for thread in self._threads)
-        buffer = self._lay_out([description for own in found for description in own], _allocate)
+        buffer = self._lay_out([description for own in found for description in own], own_memory)
         places = self._places
         await asyncio.gather(
             *(thread.ask(functools.partial(thread.attach, places, buffer)) for thread in self._threads)
@@ -378,10 +379,6 @@ class ThreadPool(AnsweringPool):
             if not loop.is_closed():
                 thread.fail(_closed(thread))
         self.arrays = ()
-
-
-def _allocate(nbytes: int) -> bytearray:
-    return bytearray(max(1, nbytes))
 
 
 def _closed(thread: HostThread) -> ClosedError:

@@ -34,7 +34,7 @@ class WaitMeter:
 
     def __init__(self) -> None:
         self._measuring = True
-        self._batches = 0
+        self._batches = self._steps = 0
         self._wall = self._cpu = 0.0
         self._pauses = 0
 
@@ -54,9 +54,15 @@ class WaitMeter:
         self._cpu += sign * time.process_time()
         self._pauses += sign * resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
-    def verdict(self, num_envs: int) -> float:
-        """Once, when enough was measured: the share of waiting in the steps of `num_envs` envs; 0 otherwise."""
+    def verdict(self, stepped: int, num_envs: int) -> float:
+        """Once, when enough was measured: the share of waiting in the steps of `num_envs` envs; 0 otherwise.
+
+        Args:
+            stepped: How many envs the last command was for.
+            num_envs: How many there are.
+        """
+        self._steps += stepped
         if not self._measuring or self._batches < ENOUGH_STEPS or self._wall < ENOUGH_SECONDS:
             return 0.0
         self._measuring = False
-        return waiting_share(self._wall, self._cpu, self._pauses, self._batches * num_envs) if num_envs > 1 else 0.0
+        return waiting_share(self._wall, self._cpu, self._pauses, self._steps) if num_envs > 1 else 0.0

@@ -138,7 +138,7 @@ class Worker:
             return self.host.execute(opcode, positions, values)
         with self._meter:
             outcome = self.host.execute(opcode, positions, values)
-        outcome.waiting = self._meter.verdict(len(self.host))
+        outcome.waiting = self._meter.verdict(len(positions) or len(self.host), len(self.host))
         return outcome
 
     def _manage(self, opcode: Opcode, body: bytes) -> tuple[Opcode, bytes]:

@@ -243,7 +243,7 @@ class WorkerPool(AnsweringPool):
             return
         pid = worker.process.pid
         error = WorkerDiedError(
-            f"the worker of {describe_envs(worker.envs)} (pid {pid}) {how} (last command: {last})",
+            f"the worker of {describe_envs(worker.envs)} (pid {pid}) {worker.killed_for or how} (last command: {last})",
             env_index=worker.envs,
             pid=pid,
         )

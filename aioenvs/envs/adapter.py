@@ -62,6 +62,11 @@ class TensorDictAdapter:
     def _describe(self) -> EnvMetadata:
         env = self.env
         following, root = self._trees[NEXT].leaves, self._trees[ROOT].leaves
+        if ("env_index",) in root.keys() | self._trees[INPUT].leaves.keys():
+            raise SpecMismatchError(
+                f"env {self.env_index} ({type(env).__name__}) has an entry 'env_index', a key that is taken: it says "
+                "which env of a batch a row belongs to; rename it in the env"
+            )
         without_done = Tree.of(env.full_observation_spec, env.full_reward_spec).leaves
         fixed: dict[str, tuple[Leaf, ...]] = {}
         loose: dict[str, dict[Key, Any]] = {}
