@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from aioenvs import Anything, EnvBase
 from aioenvs.specs import Composite, NonTensor, Unbounded
 
-__all__ = ["BulkEnv", "ChatEnv", "TensorChatEnv"]
+__all__ = ["BulkEnv", "ChatEnv", "TensorChatEnv", "TextEnv"]
 
 
 class ChatEnv(gym.Env[Any, Any]):
@@ -103,3 +103,20 @@ class BulkEnv(gym.Env[Any, Any]):
 
     def has_torch(self) -> bool:
         return "torch" in sys.modules
+
+
+class TextEnv(gym.Env[str, str]):
+    """Observes the text that it is given.
+
+    Args:
+        length: How long that may be.
+    """
+
+    def __init__(self, length: int = 3) -> None:
+        self.observation_space = self.action_space = spaces.Text(length)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return "-", {}
+
+    def step(self, action: str) -> Any:
+        return action, 0.0, False, False, {}

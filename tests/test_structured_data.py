@@ -3,14 +3,16 @@
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
 import structured_envs
 import torch
 from faces import FACES, Face
-from structured_envs import BulkEnv, ChatEnv, TensorChatEnv
+from structured_envs import BulkEnv, ChatEnv, TensorChatEnv, TextEnv
 from tensordict import NonTensorStack, TensorDict, TensorDictBase
 
 from aioenvs import Anything, AsyncParallelEnv
+from aioenvs.errors import SpecMismatchError
 
 cloudpickle.register_pickle_by_value(structured_envs)
 
@@ -149,3 +151,37 @@ def test_anything_is_a_space() -> None:
 def test_examples_must_be_a_list(examples: Any) -> None:
     with pytest.raises(ValueError, match="expected a list of objects to sample from as examples"):
         Anything(examples)
+
+
+@pytest.mark.parametrize("wrong", [("a", "b"), np.array(["a", "b"]), torch.zeros(2, 2)], ids=lambda value: type(value))
+async def test_a_collection_in_place_of_one_action_each(any_face: Face, wrong: Any) -> None:
+    async with any_face.open(2, ChatEnv, create_env_kwargs=indexed(2)) as env:
+        td = await any_face.call(env.reset)
+        td["action"] = wrong
+        with pytest.raises(SpecMismatchError, match=r"expected 2 objects, one per env, as NonTensorStack\(\*objects\)"):
+            await any_face.call(env.step, td)
+        td = await any_face.call(env.step, saying(td, [1, 2], ("a", "b")))
+        assert conversations(td["next"]) == [[system(0), [1, 2]], [system(1), ("a", "b")]]
+
+
+async def test_texts_that_their_space_does_not_contain(any_face: Face) -> None:
+    async with any_face.open(2, TextEnv) as env:
+        td = await any_face.call(env.reset)
+        for wrong in ("toolong!", None, 3):
+            with pytest.raises(
+                SpecMismatchError, match=r"expected a value of Text\(1, 3.*for env 1; no env was stepped"
+            ):
+                await any_face.call(env.step, saying(td, "abc", wrong))
+        td = await any_face.call(env.step, saying(td, "abc", "d"))
+        assert [row["observation"] for row in td["next"].unbind(0)] == ["abc", "d"]
+
+
+async def test_random_actions_for_what_was_received(any_face: Face) -> None:
+    makers = [lambda: TextEnv(1), lambda: TextEnv(3), lambda: TextEnv(7)]
+    async with any_face.open(3, makers) as env:
+        td = await any_face.call(env.reset)
+        await any_face.call(env.send, env.rand_action(td))
+        for _ in range(6):
+            _, td = await any_face.call(env.recv, 1, 2)
+            await any_face.call(env.send, env.rand_action(td))
+        await any_face.call(env.recv, len(env.outstanding))

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
 
-from aioenvs.batched.requests import check_size, merge_arguments, read_masks, reset_arguments, rows_of, seeds_of
+from aioenvs.batched.requests import (
+    check_size,
+    check_tensordict,
+    merge_arguments,
+    named_envs,
+    read_masks,
+    reset_arguments,
+    rows_of,
+    seeds_of,
+)
 from aioenvs.batched.signature import Signature
 from aioenvs.batched.steps import AsyncSteps
 from aioenvs.engine.adapters import Call
@@ -20,6 +29,9 @@ from aioenvs.mdp import done_mask, terminated_or_truncated
 from aioenvs.rollout import RolloutOptions, rollout
 from aioenvs.specs import Composite
 from aioenvs.trees import nested_key, non_tensor
+
+if TYPE_CHECKING:
+    from aioenvs.batched.views import AsyncView
 
 __all__ = ["AsyncEnvs"]
 
@@ -36,6 +48,10 @@ class AsyncEnvs(AsyncSteps):
     @abstractmethod
     def is_closed(self) -> bool:
         """Whether there are no envs now: not started yet, or closed."""
+
+    @abstractmethod
+    def __getitem__(self, index: Any) -> AsyncView:
+        """A live view of some envs, with the same methods."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -99,13 +115,24 @@ class AsyncEnvs(AsyncSteps):
         """Fill in random actions, drawn from torch's generator.
 
         Args:
-            tensordict: Where to put them, of shape `batch_size`; None for a new TensorDict.
+            tensordict: Where to put them, of shape `batch_size`, or as `recv` returned it, for the envs that its
+                `env_index` names; None for a new TensorDict.
 
         Returns:
             The same TensorDict, with an action for every env.
+
+        Raises:
+            TypeError: If this is no TensorDict.
         """
-        td = super().rand_action(tensordict)
         scope = self._running_scope
+        if tensordict is not None:
+            check_tensordict(tensordict, self.batch_size)
+            if scope is not None and tensordict.get("env_index", None) is not None:
+                own = scope.envs.tolist()
+                named = named_envs(tensordict, own)
+                if named != tuple(own):
+                    return self[[own.index(env) for env in named]].rand_action(tensordict)
+        td = super().rand_action(tensordict)
         samples = scope.exchange.random_objects() if scope is not None else []
         if samples and all(own.keys() == samples[0].keys() for own in samples):
             for key in samples[0]:

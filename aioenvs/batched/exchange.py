@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDictBase
+from tensordict import NonTensorData, TensorDictBase
 
 from aioenvs.batched.inputs import InputLeaf, Inputs, Rows, mismatch, missing, selector
 from aioenvs.batched.ledger import Ledger, PackedRegion
@@ -88,7 +88,7 @@ class Exchange:
         """
         values: Inputs = {leaf.key: leaf.check(td, entries, rows) for leaf in self._inputs}
         for key in self._ledger.input_objects:
-            values[key] = self._object_list(td, key)
+            values[key] = self._object_list(td, key, rows)
         return values
 
     def check_root(self, td: TensorDictBase) -> None:
@@ -116,13 +116,22 @@ class Exchange:
             if found != expected:
                 raise SpecMismatchError(f"{nested_key(key)!r}: expected {expected}, found {found}; no env was asked")
 
-    def _object_list(self, td: TensorDictBase, key: Key) -> list[Any]:
-        value = self._trees[INPUT].get(td, key)
-        if value is None or isinstance(value, torch.Tensor):
+    def _object_list(self, td: TensorDictBase, key: Key, rows: Rows) -> list[Any]:
+        value, count = self._trees[INPUT].get(td, key), len(self.envs)
+        if value is None:
             raise missing(td, key, value)
+        shared = value.data if isinstance(value, NonTensorData) else None
+        if isinstance(value, torch.Tensor) or (isinstance(shared, tuple | np.ndarray) and len(shared) == count):
+            found = value if shared is None else shared
+            expected = f"{count} objects, one per env, as NonTensorStack(*objects)"
+            raise mismatch(key, expected, f"the {type(found).__name__} {found!r}")
         objects = value if isinstance(value, list) else plain(value)
-        if not isinstance(objects, list) or len(objects) != len(self.envs):
-            raise mismatch(key, f"{len(self.envs)} values, one per env", repr(objects))
+        if not isinstance(objects, list) or len(objects) != count:
+            raise mismatch(key, f"{count} values, one per env", repr(objects))
+        for row in self._indices(rows):
+            space = self._ledger.spaces[self._places[row]].get(key)
+            if space is not None and not space.contains(objects[row]):
+                raise mismatch(key, f"a value of {space}", f"{objects[row]!r} for env {self.envs[row]}")
         return objects
 
     def write_inputs(self, values: Inputs, rows: Rows) -> dict[int, Objects] | None:

@@ -217,8 +217,8 @@ class Outbox:
             raise ValueError(f"expected 1 <= min_get <= max_get, found min_get={least!r} and max_get={most!r}")
         sent = self._sent.keys() & envs
         if least > len(sent):
-            what = f"{describe_envs(tuple(sorted(sent)))} were" if sent else "none was"
-            raise ValueError(f"min_get={least} steps can never come: {what} sent one that was not received yet")
+            what = f"only {len(sent)}, of {describe_envs(tuple(sent))}, are" if sent else "none is"
+            raise ValueError(f"min_get={least} steps can never come, since {what} outstanding; send() more first")
 
     async def _wait(self, envs: Set[int], missing: int, timeout: float | None) -> None:
         waiter = Waiter(envs, missing, asyncio.get_running_loop().create_future())

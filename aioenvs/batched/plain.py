@@ -240,7 +240,7 @@ class BatchedEnvBase(Forwarding):
 
     @documented_by(AsyncBatchedEnv.__getitem__)
     def __getitem__(self, index: Any) -> View:
-        return View(self, self._env[index])  # type: ignore[index]
+        return View(self, self._env[index])
 
     def __enter__(self) -> Self:
         if self.is_closed:

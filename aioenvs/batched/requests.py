@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from aioenvs.trees import Key
 __all__ = [
     "check_next",
     "check_size",
+    "check_tensordict",
     "check_unlocked",
     "each_of",
     "merge_arguments",
@@ -38,10 +40,21 @@ def check_size(td: Any, batch_size: torch.Size) -> None:
         TypeError: If it is no TensorDict.
         RuntimeError: If it has another batch size.
     """
-    if type(td) is not TensorDict and not isinstance(td, TensorDictBase):
-        raise TypeError(f"expected a TensorDict of shape {tuple(batch_size)}, got {type(td).__name__}")
+    if type(td) is not TensorDict:
+        check_tensordict(td, batch_size)
     if td.batch_size != batch_size:
         raise RuntimeError(f"Expected a tensordict with shape==env.batch_size, got {td.batch_size} and {batch_size}")
+
+
+def check_tensordict(td: Any, batch_size: torch.Size) -> None:
+    """Refuse anything but a TensorDict.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    if not isinstance(td, TensorDictBase):
+        hint = "; it has to be awaited" if inspect.isawaitable(td) else ""
+        raise TypeError(f"expected a TensorDict of shape {tuple(batch_size)}, got {type(td).__name__}{hint}")
 
 
 def check_unlocked(td: TensorDictBase) -> None:
@@ -79,8 +92,7 @@ def named_envs(td: Any, envs: Sequence[int]) -> tuple[int, ...]:
         TypeError: If it is no TensorDict, or `env_index` does not hold integers.
         ValueError: If `env_index` has another shape, or names an env twice or that is not there.
     """
-    if not isinstance(td, TensorDictBase):
-        raise TypeError(f"expected a TensorDict with 'env_index', got {type(td).__name__}")
+    check_tensordict(td, torch.Size([len(envs)]))
     index = td.get("env_index", None)
     if index is None:
         return tuple(envs)

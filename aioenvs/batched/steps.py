@@ -138,7 +138,11 @@ class AsyncSteps(AsyncCalls):
         whole.pool.check_home("send")
         envs = named_envs(tensordict, scope.envs.tolist())
         sent = whole.scope(envs)
-        check_size(tensordict, sent.signature.batch_size)
+        if tensordict.batch_size != sent.signature.batch_size:
+            raise RuntimeError(
+                f"expected a row for each of {len(envs)} envs, as 'env_index' names them (all, without it), so the "
+                f"batch size {tuple(sent.signature.batch_size)}, found {tuple(tensordict.batch_size)}"
+            )
         if tensordict.get("_step", None) is not None:
             raise ValueError(
                 "send() steps the envs that 'env_index' names; found a mask at '_step' besides, take it out"

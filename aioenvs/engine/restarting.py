@@ -216,7 +216,8 @@ class RestartingPool(WorkerPool):
         seeds = {env: derived_seed(self._seeds[env], self._settled[index]) for env in envs if env in self._seeds}
         unused = {env: self._unused[env] for env in envs if env in self._unused}
         arguments = cloudpickle.dumps({env: ResetArguments({"seed": seed}) for env, seed in seeds.items()})
-        channel = self._workers[index].channel
+        worker = self._workers[index]
+        worker.last_command, channel = Opcode.RESET, worker.channel
         try:
             async with asyncio.timeout(self._timeouts.start):
                 outcome = self._merge([await channel.request(Opcode.RESET, (), (), arguments)])
