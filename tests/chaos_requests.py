@@ -178,8 +178,12 @@ class Request:
             require(set(failed) <= set(self.told), f"{error!r} is of another env")
             self._failed_some(failed)
         elif isinstance(error, WorkerTimeoutError):
-            require(self._was_slow and not self._restarts, f"{error!r} without cause")
+            killed = self._restarts and self.kind in ("echo", "look")  # whatever it asked for, nobody repeats it
+            require(self._was_slow and (killed or not self._restarts), f"{error!r} without cause")
             self._open_all()
+            for env in error.env_index if killed else ():
+                for sibling in self.round.group(env):
+                    self.round.models[sibling].vague = True
         elif isinstance(error, WorkerDiedError | WorkerStartError):
             envs = [self.round.models[env] for env in error.env_index if env in self.told]
             require(any(model.may_be_dead for model in envs), f"{error!r} without cause")

@@ -12,6 +12,7 @@ from chaos import Mismatch, Options, run
 
 from aioenvs.batched.exchange import Exchange
 from aioenvs.batched.outbox import Outbox
+from aioenvs.batched.scope import Running
 from aioenvs.engine.channel import Channel
 from aioenvs.engine.restarting import RestartingPool
 from aioenvs.engine.threads import ThreadPool
@@ -115,14 +116,11 @@ def test_a_recv_that_loses_something_when_it_is_cancelled_is_found(monkeypatch: 
 
 
 def test_a_result_of_another_env_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def taken(self: Outbox, envs: Any, most: int | None) -> Any:
-        tickets = genuine(self, envs, most)
-        for ticket, other in zip(tickets, reversed(tickets), strict=True):
-            ticket.following = other.following
-        return tickets
+    def last_step(self: Running, envs: Any, look: Any) -> Any:
+        return genuine(self, envs[::-1], look)
 
-    genuine = Outbox._taken
-    monkeypatch.setattr(Outbox, "_taken", taken)
+    genuine = Running.last_step
+    monkeypatch.setattr(Running, "last_step", last_step)
     with pytest.raises(Mismatch):
         go(1, 2000, THREADS)
 

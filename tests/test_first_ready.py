@@ -217,7 +217,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
         ValueError,
         "_step",
     ),
-    (TensorDict({"action": torch.ones(2, dtype=torch.int64)}, [2]), RuntimeError, "env.batch_size"),
+    (TensorDict({"action": torch.ones(2, dtype=torch.int64)}, [2]), RuntimeError, "batch.size"),
     (sending({0: 1, 1: 1}, _step=torch.tensor([True, True])), ValueError, "found a mask at '_step'"),
     (sending({0: 1, 1: 1}, _step=torch.tensor([False, True])), ValueError, "found a mask at '_step'"),
     (sending({0: 1, 1: 1}).exclude("action"), SpecMismatchError, "a value for every env"),

@@ -21,7 +21,7 @@ from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import IN_ROOT, INPUT, NEXT, ROOT
-from aioenvs.engine.spaces import Objects
+from aioenvs.engine.spaces import Objects, is_outside
 from aioenvs.errors import SpecMismatchError
 from aioenvs.specs import NonTensor
 from aioenvs.storage import array_of
@@ -130,7 +130,7 @@ class Exchange:
             raise mismatch(key, f"{count} values, one per env", repr(objects))
         for row in self._indices(rows):
             space = self._ledger.spaces[self._places[row]].get(key)
-            if space is not None and not space.contains(objects[row]):
+            if is_outside(space, objects[row]):
                 raise mismatch(key, f"a value of {space}", f"{objects[row]!r} for env {self.envs[row]}")
         return objects
 

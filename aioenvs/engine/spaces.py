@@ -23,6 +23,7 @@ __all__ = [
     "conform",
     "flatten",
     "integer_range",
+    "is_outside",
     "observation_key",
     "reader",
     "writer",
@@ -89,6 +90,11 @@ def integer_range(space: Any) -> tuple[Any, Any] | None:
     if kind == "MultiBinary":
         return 0, 2
     return None
+
+
+def is_outside(space: Any, value: Any) -> bool:
+    """Whether a value that travels as an object is certainly none of the space: a text that is too long, or is none."""
+    return _kind(space) == "Text" and not space.contains(value)
 
 
 def writer(space: Any, key: Key, arrays: Arrays, objects: Objects, row: int, who: str = "") -> Writer:
