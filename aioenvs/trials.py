@@ -21,7 +21,6 @@ __all__ = ["profile_of", "size_of", "try_all"]
 
 TURNS = 3
 WARM_UP_ROUNDS = 3
-LEAST_STEPS = 5
 
 Round = Callable[[], object]
 
@@ -129,7 +128,7 @@ def _timed(step: Round, seconds: float) -> tuple[float, float, int, int]:
     """Wall seconds, CPU seconds, pauses, and how many steps that was."""
     steps, pauses = 0, resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
     cpu, began = time.process_time(), time.perf_counter()
-    while (wall := time.perf_counter() - began) < seconds or steps < LEAST_STEPS:
+    while (wall := time.perf_counter() - began) < seconds or not steps:
         step()
         steps += 1
     cpu = time.process_time() - cpu

@@ -310,23 +310,49 @@ def test_a_coroutine_env_in_a_plain_wrapper_is_refused_and_closed_on_a_loop() ->
     assert closed == [True]
 
 
-def test_no_env_is_stepped_longer_than_one_round_a_turn_if_that_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+class Clock:
+    """Takes the place of `time` in `trials`; a step of a `SlowEnv` takes 1 s of it."""
+
+    seconds = 0.0
+
+    def perf_counter(self) -> float:
+        return self.seconds
+
+    def process_time(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(trials, "time", clock)
+    return clock
+
+
+def slow_env(clock: Clock) -> Recording:
     class SlowEnv(Recording):
         def step(self, action):
             clock.seconds += 1.0
             return super().step(action)
 
-    class Clock:
-        seconds = 0.0
+    return SlowEnv()
 
-        def perf_counter(self) -> float:
-            return self.seconds
 
-    clock = Clock()
-    monkeypatch.setattr(trials, "time", clock)
-    *_, (serial,) = try_all(SlowEnv, 8, [SERIAL], 1.5, lambda text: None)
+def test_a_turn_that_one_round_exceeds_consists_of_one_round(clock: Clock) -> None:
+    *_, (serial,) = try_all(lambda: slow_env(clock), 8, [SERIAL], 1.5, lambda text: None)
     assert serial.speeds == [1.0] * 3
     assert clock.seconds == 3 * 8
+
+
+def test_rounds_that_warm_up_do_not_count_and_end_with_the_turn(clock: Clock) -> None:
+    *_, (serial,) = try_all(lambda: slow_env(clock), 2, [SERIAL], 3 * 20.0, lambda text: None)
+    assert serial.speeds == [1.0] * 3
+    assert clock.seconds == 3 * (3 * 2 + 20)
+
+
+def test_a_profile_of_an_env_that_takes_long_is_one_step_after_the_first(clock: Clock) -> None:
+    assert profile_of(lambda: slow_env(clock), 0.5).step_seconds == 1.0
+    assert clock.seconds == 2
 
 
 def test_a_setting_that_fails_leaves_the_others_alone() -> None:
