@@ -10,7 +10,6 @@ __all__ = ["Advice", "Measured", "Profile", "Setting", "duration", "recommend", 
 
 MOST_TRIED = 64  # processes or threads; more of them take long to start, and envs that gain by them gain by these
 GOOD_ENOUGH = 0.9  # of the best speed: not worth more processes
-WAITS = 0.5
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,7 @@ class Profile:
         waits: Whether it gives up its core in most steps and spends most of their time so.
         observation_bytes: Size of one observation.
         is_gymnasium: Whether it is a `gymnasium.Env`.
+        has_coroutines: Whether its `reset` or `step` is a coroutine function, so that many wait on one event loop.
     """
 
     step_seconds: float
@@ -32,6 +32,7 @@ class Profile:
     waits: bool
     observation_bytes: int
     is_gymnasium: bool
+    has_coroutines: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,15 +108,17 @@ def settings_to_try(
         num_workers: How many envs there shall be.
         cores: How many cores are available.
         num_processes: Which numbers of processes to try; None for 1, the powers of two up to the cores, the cores, and
-            one for each env; for envs that wait, a few times the cores as well.
+            one for each env; for envs that wait, a few times the cores as well. Coroutine envs, which wait together
+            within a process, get no more than the cores.
     """
     most = min(num_workers, MOST_TRIED)
     if num_processes is None:
         powers = [2**power for power in range(cores.bit_length()) if 2**power <= cores]
-        num_processes = [*powers, cores, most, *([4 * cores] if profile.waits else [])]
+        many = [] if profile.has_coroutines else [most, 4 * cores] if profile.waits else [most]
+        num_processes = [*powers, cores, *many]
     settings = [Setting("serial")]
     settings += [Setting("process", count) for count in sorted({min(count, num_workers) for count in num_processes})]
-    if profile.waits:
+    if profile.waits and not profile.has_coroutines:
         settings.append(Setting("thread", most))
     if profile.is_gymnasium and num_workers <= MOST_TRIED:
         settings.append(Setting("gymnasium", num_workers))
@@ -150,6 +153,12 @@ def recommend(profile: Profile, results: Sequence[Measured], num_workers: int, c
 
 def _reason(profile: Profile, setting: Setting, num_workers: int, cores: int) -> str:
     step = duration(profile.step_seconds)
+    if profile.has_coroutines and profile.waits and num_workers > 1:
+        where = "your own process" if setting.kind == "serial" else setting.label
+        return (
+            f"a coroutine env that waits for {1 - profile.cpu_share:.0%} of its {step} a step lets others of its "
+            f"process go on meanwhile, and {where} can host all {num_workers}"
+        )
     if setting.kind == "serial":
         if num_workers == 1:
             return f"there is only one env, and its step of {step} gains nothing by another process"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import resource
 import signal
 import threading
@@ -13,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from aioenvs.advice import Measured, Profile, Setting
+from aioenvs.engine.coroutines import has_coroutines
 from aioenvs.engine.waiting import waiting_share
 from aioenvs.errors import PerformanceWarning
 from aioenvs.messages import describe
@@ -21,7 +21,6 @@ __all__ = ["profile_of", "size_of", "try_all"]
 
 TURNS = 3
 WARM_UP_ROUNDS = 3
-LEAST_STEPS = 5
 
 Round = Callable[[], object]
 
@@ -49,18 +48,48 @@ def profile_of(factory: Any, seconds: float) -> Profile:
     Raises:
         Exception: What the env, or what makes it, raised.
     """
-    env = _build(factory)
-    try:
+    with _one_env(factory) as (env, awaits):
         began = time.perf_counter()
-        is_tensor_env = hasattr(env, "output_spec")
+        is_tensor_env = awaits or hasattr(env, "output_spec")
         step, size = _tensor_stepper(env) if is_tensor_env else _stepper(env)
         reset_seconds = time.perf_counter() - began
         step()
         wall, cpu, pauses, steps = _timed(step, seconds)
+    waits = waiting_share(wall, cpu, pauses, steps) > 0
+    return Profile(wall / steps, reset_seconds, min(1.0, cpu / wall), waits, size, not is_tensor_env, awaits)
+
+
+@contextlib.contextmanager
+def _one_env(factory: Any) -> Iterator[tuple[Any, bool]]:
+    """An env, and whether it is a coroutine env: then it is stepped and closed on a loop, and deals in TensorDicts."""
+    env = _build(factory)
+    if has_coroutines(env):
+        with _on_a_loop(env) as batch:
+            yield batch, True
+        return
+    if has_coroutines(inner := getattr(env, "unwrapped", env)):
+        with _on_a_loop(inner):
+            raise TypeError(
+                f"expected a coroutine env without plain wrappers, found {env!r}: pass what makes the env itself, or "
+                "register it with disable_env_checker=True and order_enforce=False"
+            )
+    try:
+        yield env, False
     finally:
         env.close()
-    waits = waiting_share(wall, cpu, pauses, steps) > 0
-    return Profile(wall / steps, reset_seconds, min(1.0, cpu / wall), waits, size, not is_tensor_env)
+
+
+@contextlib.contextmanager
+def _on_a_loop(env: Any) -> Iterator[Any]:
+    """The coroutine env on a loop of its own, which closes it, too."""
+    from aioenvs import SerialEnv
+
+    batch = SerialEnv(1, lambda: env)
+    try:
+        batch.start()
+        yield batch
+    finally:
+        batch.close(raise_if_closed=False)
 
 
 def _build(factory: Any) -> Any:
@@ -72,8 +101,6 @@ def _build(factory: Any) -> Any:
 
 
 def _stepper(env: Any) -> tuple[Round, int]:
-    if inspect.iscoroutinefunction(env.step):
-        raise TypeError(f"{env!r} has coroutine methods, expected plain ones: this measures no coroutine envs")
     observation, _ = env.reset(seed=0)
     env.action_space.seed(0)
 
@@ -101,7 +128,7 @@ def _timed(step: Round, seconds: float) -> tuple[float, float, int, int]:
     """Wall seconds, CPU seconds, pauses, and how many steps that was."""
     steps, pauses = 0, resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
     cpu, began = time.process_time(), time.perf_counter()
-    while (wall := time.perf_counter() - began) < seconds or steps < LEAST_STEPS:
+    while (wall := time.perf_counter() - began) < seconds or not steps:
         step()
         steps += 1
     cpu = time.process_time() - cpu
@@ -152,8 +179,12 @@ def _noting_failure(result: Measured) -> Iterator[None]:
 
 
 def _speed(step: Round, num_workers: int, seconds: float) -> float:
+    """Env steps per second; of a round that takes longer than all of this should, there is only one."""
+    began = time.perf_counter()
     for _ in range(WARM_UP_ROUNDS):
         step()
+        if (elapsed := time.perf_counter() - began) >= seconds:
+            return num_workers / elapsed
     count, began = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - began) < seconds or not count:
         step()

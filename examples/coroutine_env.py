@@ -45,32 +45,31 @@ class RemoteWalk:
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin at 0."""
-        if self.connection is None:  # not in the constructor, which runs before there is a loop
-            self.connection = await asyncio.open_connection("127.0.0.1", self.port)
         self.position = await self.ask({"position": 0, "move": 0})
         return np.array([self.position], np.float32), {}
 
     async def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Go up or down."""
-        try:
-            self.position = await self.ask({"position": self.position, "move": 2 * int(action) - 1})
-        except asyncio.CancelledError:  # the answer may still come: nobody must take it for a later one
-            await self.close()
-            raise
+        self.position = await self.ask({"position": self.position, "move": 2 * int(action) - 1})
         done = abs(self.position) >= 10
         return np.array([self.position], np.float32), float(done), done, False, {}
 
     async def ask(self, question: dict[str, int]) -> int:
-        """Post a question to the server, and await its answer."""
-        assert self.connection is not None
+        """Post a question to the server, and await its answer; hang up if that is given up."""
+        if self.connection is None:  # not in the constructor, which runs before there is a loop
+            self.connection = await asyncio.open_connection("127.0.0.1", self.port)
         reader, writer = self.connection
         body = json.dumps(question).encode()
-        writer.write(b"POST /walk HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        await writer.drain()
-        return int(json.loads(await read_body(reader))["position"])
+        try:
+            writer.write(b"POST /walk HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            await writer.drain()
+            return int(json.loads(await read_body(reader))["position"])
+        except BaseException:  # cancelled, say: the answer may still come, and nobody must take it for a later one
+            await self.close()
+            raise
 
     async def close(self) -> None:
-        """Hang up."""
+        """Hang up; the next question opens another connection."""
         if self.connection is not None:
             self.connection[1].close()
             self.connection = None

@@ -6,27 +6,32 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from coroutine_envs import AwaitingEnv, HalfEnv
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from aioenvs import cli
+from aioenvs import cli, trials
 from aioenvs.advice import GOOD_ENOUGH, MOST_TRIED, Measured, Profile, Setting, duration, recommend, settings_to_try
 from aioenvs.bench import BenchOptions, factory_named, profile_rows, result_rows
 from aioenvs.messages import CommandError
 from aioenvs.testing import CountingEnv, FailingEnv
 from aioenvs.trials import profile_of, size_of, try_all
 
-SERIAL, TWO, EIGHT = Setting("serial"), Setting("process", 2), Setting("process", 8)
+SERIAL, ONE, TWO, EIGHT = Setting("serial"), Setting("process", 1), Setting("process", 2), Setting("process", 8)
 THREADS, GYMNASIUM = Setting("thread", 8), Setting("gymnasium", 8)
 
 ENVS = """
+import asyncio
 import time
 
 import gymnasium as gym
@@ -42,6 +47,18 @@ class WaitingEnv(gym.Env):
 
     def step(self, action):
         time.sleep(0.005)
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+class AwaitingEnv:
+    observation_space = WaitingEnv.observation_space
+    action_space = WaitingEnv.action_space
+
+    async def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    async def step(self, action):
+        await asyncio.sleep(0.005)
         return np.zeros(2, np.float32), 1.0, False, False, {}
 
 
@@ -62,7 +79,14 @@ def profile(waits: bool = False, step_seconds: float = 5e-6, is_gymnasium: bool 
 
 
 def measured(**speeds: float) -> list[Measured]:
-    settings = {"serial": SERIAL, "two": TWO, "eight": EIGHT, "threads": THREADS, "gymnasium": GYMNASIUM}
+    settings = {
+        "serial": SERIAL,
+        "one": ONE,
+        "two": TWO,
+        "eight": EIGHT,
+        "threads": THREADS,
+        "gymnasium": GYMNASIUM,
+    }
     return [Measured(settings[name], [speed]) for name, speed in speeds.items()]
 
 
@@ -81,6 +105,25 @@ def test_an_env_that_computes_gets_the_cores() -> None:
     assert advice.reason == (
         "the env computes for its 2 ms a step, and 2 processes keep their cores busy with few messages: "
         "2.0 times the speed of SerialEnv."
+    )
+
+
+@pytest.mark.parametrize(
+    ("speeds", "chosen", "where"),
+    [
+        ({"serial": 155, "one": 150, "two": 158}, SERIAL, "your own process can host all 8."),
+        ({"serial": 120, "one": 150, "two": 158}, ONE, "1 process can host all 8: 1.2 times the speed of SerialEnv."),
+        ({"serial": 120, "one": 80, "two": 158}, TWO, "2 processes can host all 8: 1.3 times the speed of SerialEnv."),
+    ],
+)
+def test_coroutine_envs_that_wait_do_so_in_few_processes(speeds: dict[str, float], chosen: Setting, where: str) -> None:
+    awaiting = replace(profile(waits=True, step_seconds=0.05, is_gymnasium=False), has_coroutines=True)
+    assert settings_to_try(awaiting, 8, 2) == [SERIAL, ONE, TWO]
+    advice = recommend(awaiting, measured(**speeds), 8, 2)
+    assert advice.setting == chosen
+    assert advice.reason == (
+        "a coroutine env that waits for 98% of its 50 ms a step lets others of its process go on meanwhile, and "
+        f"{where}"
     )
 
 
@@ -221,13 +264,95 @@ def test_a_profile_of_an_env_on_tensors() -> None:
     assert isinstance(CountingEnv().reset(), TensorDict)
 
 
-def test_coroutine_envs_are_refused() -> None:
-    class Awaiting(Recording):
-        async def step(self, action):
-            return None
+@pytest.mark.parametrize("make", [AwaitingEnv, HalfEnv.of("reset"), HalfEnv.of("step")])
+def test_a_profile_of_a_coroutine_env_is_taken_on_a_loop(make: Callable[..., Any]) -> None:
+    closed = []
 
-    with pytest.raises(TypeError, match="measures no coroutine envs"):
-        profile_of(Awaiting, 0.01)
+    def build() -> Any:
+        return make(on_close=lambda: closed.append(True))
+
+    found = profile_of(build, 0.01)
+    assert found.has_coroutines
+    assert not found.is_gymnasium
+    assert not found.waits
+    assert found.observation_bytes == make.observation_space.sample().nbytes
+    assert closed == [True]
+
+
+def test_a_coroutine_env_that_fails_is_closed_on_its_loop() -> None:
+    def fail() -> None:
+        raise OSError("no server here")
+
+    closed = []
+    with pytest.raises(OSError, match="no server here"):
+        profile_of(lambda: AwaitingEnv(fault=fail, at=(1, 3), on_close=lambda: closed.append(True)), 0.01)
+    assert closed == [True]
+
+
+def test_a_coroutine_env_in_a_plain_wrapper_is_refused_and_closed_on_a_loop() -> None:
+    closed = []
+
+    class Awaiting(gym.Env[Any, Any]):
+        observation_space = Recording.observation_space
+        action_space = Recording.action_space
+
+        async def reset(self, *, seed=None, options=None):
+            return np.zeros(2, np.float32), {}
+
+        async def step(self, action):
+            return np.zeros(2, np.float32), 1.0, False, False, {}
+
+        async def close(self):
+            closed.append(True)
+
+    with pytest.raises(TypeError, match="without plain wrappers, found <OrderEnforcing<Awaiting"):
+        profile_of(lambda: gym.wrappers.OrderEnforcing(Awaiting()), 0.01)
+    assert closed == [True]
+
+
+class Clock:
+    """Takes the place of `time` in `trials`; a step of a `SlowEnv` takes 1 s of it."""
+
+    seconds = 0.0
+
+    def perf_counter(self) -> float:
+        return self.seconds
+
+    def process_time(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(trials, "time", clock)
+    return clock
+
+
+def slow_env(clock: Clock) -> Recording:
+    class SlowEnv(Recording):
+        def step(self, action):
+            clock.seconds += 1.0
+            return super().step(action)
+
+    return SlowEnv()
+
+
+def test_a_turn_that_one_round_exceeds_consists_of_one_round(clock: Clock) -> None:
+    *_, (serial,) = try_all(lambda: slow_env(clock), 8, [SERIAL], 1.5, lambda text: None)
+    assert serial.speeds == [1.0] * 3
+    assert clock.seconds == 3 * 8
+
+
+def test_rounds_that_warm_up_do_not_count_and_end_with_the_turn(clock: Clock) -> None:
+    *_, (serial,) = try_all(lambda: slow_env(clock), 2, [SERIAL], 3 * 20.0, lambda text: None)
+    assert serial.speeds == [1.0] * 3
+    assert clock.seconds == 3 * (3 * 2 + 20)
+
+
+def test_a_profile_of_an_env_that_takes_long_is_one_step_after_the_first(clock: Clock) -> None:
+    assert profile_of(lambda: slow_env(clock), 0.5).step_seconds == 1.0
+    assert clock.seconds == 2
 
 
 def test_a_setting_that_fails_leaves_the_others_alone() -> None:
@@ -346,6 +471,17 @@ def test_a_run_recommends_a_setting(envs: str, tmp_path: Path) -> None:
     last = done.stdout.splitlines()[-1]
     assert last.startswith("Recommended: ParallelEnv(3, ..., num_processes=3")
     assert "they wait together" in last
+
+
+def test_a_run_recommends_few_processes_for_coroutine_envs(envs: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", f"{envs}:AwaitingEnv", "--num-workers", "3", "--seconds", "0.3"]) == 0
+    output = capfd.readouterr()
+    assert output.err == ""
+    assert "it waits" in output.out
+    assert "3 threads" not in output.out
+    assert "AsyncVectorEnv" not in output.out
+    assert "failed" not in output.out
+    assert "lets others of its process go on meanwhile" in output.out.splitlines()[-1]
 
 
 def test_ctrl_c_ends_a_run_without_a_traceback() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
 FOLDER = Path(__file__).parent.parent / "examples" / "benchmark"
 NAMES = ("figures", "tables", "plot", "processes", "systems", "workloads", "contest", "peers")
@@ -115,6 +117,47 @@ def test_workloads_are_found_by_name_and_by_id(example: Any) -> None:
     assert example.workloads.find_workload("Acrobot-v1").make().spec.id == "Acrobot-v1"
     with pytest.raises(LookupError, match="'CartPoel-v1' is neither one of cartpole, "):
         example.workloads.find_workload("CartPoel-v1")
+
+
+def test_brackets_in_names_are_shown(example: Any) -> None:
+    comparison = example.figures.Comparison("one", "await env[i].step()", 8, 2)
+    comparison.outcomes = [outcome_of(example, "aioenvs env[i]", 8, 10, headline=True)]
+    start_up = example.figures.StartUp(0.5, 8, 6.0, 48.0, 60.0, 16, 40)
+    comparison.outcomes[0].start_up = start_up
+    console = Console(width=180, file=io.StringIO())
+    console.print(example.tables.speed_table(comparison), example.tables.start_up_table(comparison))
+    shown = console.file.getvalue()
+    assert "await env[i].step()" in shown
+    assert shown.count("aioenvs env[i], 8") == 2
+    assert "env[i], 8 / this" in shown
+
+
+def test_waiting_work_and_single_envs_are_compared_with_the_ideal_and_the_floor(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    arguments = "--work coroutine uneven one --num-envs 4 --num-processes 2 --peers floor aioenvs --systems Async"
+    done = subprocess.run(
+        [sys.executable, str(FOLDER), *arguments.split(), "--repeats=1", "--seconds=0.1", "--json", str(figures)],
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "FAILED" not in done.stdout
+    assert "skipped aioenvs" not in done.stdout
+    coroutine, uneven, one = json.loads(figures.read_text())["comparisons"]
+    assert (coroutine["ideal"], uneven["ideal"], one["ideal"]) == (80, pytest.approx(4 / 0.0044), None)
+    assert names(coroutine) == ["aioenvs AsyncParallelEnv, 2"]
+    assert {"aioenvs AsyncParallelEnv recv, 4", "aioenvs AsyncParallelEnv, 4", "floor, 4"} <= set(names(uneven))
+    assert names(one) == ["floor, 4", "aioenvs AsyncParallelEnv env[i], 4"]
+    assert done.stdout.count("x ideal") == 2
+    for outcome in coroutine["outcomes"] + uneven["outcomes"]:
+        (turn,) = outcome["turns"]
+        assert turn["steps"] > 0
+
+
+def names(comparison: dict[str, Any]) -> list[str]:
+    return [f"{outcome['system']}, {outcome['num_processes']}" for outcome in comparison["outcomes"]]
 
 
 # -- systems that fail --------------------------------------------------------------------------------

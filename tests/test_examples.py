@@ -1,7 +1,10 @@
 """Each example runs as a user would run it, and prints what it promises."""
 
+import asyncio
+import contextlib
 import json
 import re
+import runpy
 import signal
 import statistics
 import subprocess
@@ -76,6 +79,54 @@ def test_coroutine_env_help_lists_the_options() -> None:
     output = run_example("coroutine_env.py", "--help")
     for option in ("--envs", "--processes", "--steps", "--seconds"):
         assert option in output
+
+
+class SlowServer:
+    """Answers each question with its number, once it is allowed to."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[int] = asyncio.Queue()
+        self.count = 0
+        self.may_answer = asyncio.Event()
+        self.conversations: list[asyncio.Task[None]] = []
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.conversations.append(task)
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.rpartition(b":")[2]))
+                self.count += 1
+                answer = json.dumps({"position": self.count}).encode()
+                self.asked.put_nowait(self.count)
+                await self.may_answer.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+async def test_no_answer_to_a_question_that_was_given_up_is_taken_for_a_later_one(method: str) -> None:
+    make = runpy.run_path(str(EXAMPLES / "coroutine_env.py"))["RemoteWalk"]
+    server = SlowServer()
+    async with await asyncio.start_server(server.converse, "127.0.0.1", 0) as listening:
+        env = make(listening.sockets[0].getsockname()[1])
+        server.may_answer.set()
+        await env.reset()
+        server.may_answer.clear()
+        assert await server.asked.get() == 1
+        given_up = asyncio.ensure_future(env.reset() if method == "reset" else env.step(1))
+        assert await server.asked.get() == 2
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        server.may_answer.set()
+        observation, _ = await env.reset()
+        assert observation.tolist() == [3]
+        observation, *_ = await env.step(0)
+        assert observation.tolist() == [4]
+        await env.close()
+        await asyncio.gather(*server.conversations)
 
 
 def run_async_trainer(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

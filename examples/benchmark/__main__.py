@@ -25,6 +25,7 @@ from figures import Comparison
 from peers import PEERS, load
 from plot import draw
 from rich.console import Console
+from rich.markup import escape
 from systems import System
 from tables import left_out, speed_table, start_up_table
 from workloads import Workload, find_workload
@@ -148,7 +149,7 @@ def measure(options: argparse.Namespace, chosen: Sequence[Workload], peers: Sequ
             entries = entries_for(peers, workload, num_envs, packed, one_each=options.one_each or workload.waits)
             wanted = [entry for entry in entries if options.systems in entry.system.name or entry.peer == "floor"]
             with console.status("") as status:
-                comparison = compete(workload, num_envs, cores, wanted, rules, status.update)
+                comparison = compete(workload, num_envs, cores, wanted, rules, lambda text: status.update(escape(text)))
             comparisons.append(comparison)
             show(comparison, absent, options.start_up, console)
     return comparisons

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from figures import Comparison, Outcome, ratio
+from rich.markup import escape
 from rich.table import Table
 
 __all__ = ["left_out", "speed_table", "start_up_table"]
@@ -11,7 +12,7 @@ __all__ = ["left_out", "speed_table", "start_up_table"]
 def speed_table(comparison: Comparison) -> Table:
     """Return speeds: the median, the range, and ratios to the floor, the ideal and the systems of interest."""
     c = comparison
-    table = Table(title=f"{c.workload}: {c.text}; {c.num_envs} envs", title_justify="left")
+    table = Table(title=escape(f"{c.workload}: {c.text}; {c.num_envs} envs"), title_justify="left")
     table.add_column("system, processes", no_wrap=True)
     columns = ["env steps/s", "min - max", "ms a round", "parent CPU"]
     if c.floor_for(Outcome("", "", 0)):
@@ -19,9 +20,9 @@ def speed_table(comparison: Comparison) -> Table:
     if c.ideal:
         columns.append("x ideal")
     for name in (*columns, *(f"{_short(found)} / this" for found in c.headlines)):
-        table.add_column(name, justify="right")
+        table.add_column(escape(name), justify="right")
     for outcome in sorted(c.measured, key=lambda found: -found.median):
-        table.add_row(*speed_row(c, outcome))
+        table.add_row(*map(escape, speed_row(c, outcome)))
     return table
 
 
@@ -52,7 +53,7 @@ def _short(outcome: Outcome) -> str:
 
 def start_up_table(comparison: Comparison) -> Table:
     """Return what it took to start each system that has processes."""
-    table = Table(title=f"start-up: {comparison.workload}, {comparison.num_envs} envs", title_justify="left")
+    table = Table(title=escape(f"start-up: {comparison.workload}, {comparison.num_envs} envs"), title_justify="left")
     table.add_column("system, processes", no_wrap=True)
     for name in (
         "s to first step",
@@ -67,7 +68,7 @@ def start_up_table(comparison: Comparison) -> Table:
     for outcome in comparison.outcomes:
         if (found := outcome.start_up) is not None:
             table.add_row(
-                outcome.label,
+                escape(outcome.label),
                 f"{found.seconds:.2f}",
                 f"{found.children}",
                 f"{found.private_mb:,.0f}",

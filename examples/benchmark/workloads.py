@@ -124,7 +124,7 @@ class Workload:
         name: As on the command line.
         text: What a step is.
         make: Makes the env; None for the env on tensors, which each library makes from its own classes.
-        kind: "gym", "torch" or "coroutine".
+        kind: "gym", "torch", "coroutine", or "one" for envs that are stepped one at a time.
         envpool_id: The C++ env of EnvPool that comes nearest.
         requires: Modules that it needs, besides Gymnasium.
         first_ready: Whether systems that can may go on with those envs that are ready first.
@@ -209,6 +209,13 @@ WORKLOADS = {
             ideal=lambda envs, cores: envs / AWAITED_SECONDS,
             num_envs=1000,
             num_processes=2,
+        ),
+        _gymnasium(
+            "one",
+            "CartPole-v1",
+            "CartPole-v1: one env at a time, as `await env[i].step_and_maybe_reset(td)`",
+            kind="one",
+            num_envs=8,
         ),
         Workload("torch", "a counting env on tensors, the same source for each library", None, kind="torch"),
     )

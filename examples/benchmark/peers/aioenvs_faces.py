@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from systems import FIRST_READY, NUM_BATCHES, Driver, Job, System, Unsupported, action_tensors
+from systems import FIRST_READY, NUM_BATCHES, Driver, Job, System, action_tensors
 
 import aioenvs
 
@@ -51,13 +51,7 @@ class CoroutineDriver(Driver):
         self._actions, self._count = action_tensors(job), 0
         self._env = aioenvs.AsyncParallelEnv(job.num_envs, factory_of(job), **options)
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        try:
-            self._td = self._runner.run(self._env.reset())
-        except aioenvs.errors.AioEnvsError as error:
-            self._runner.close()
-            if job.workload.kind == "coroutine" and "coroutine" in str(error):
-                raise Unsupported("this version of aioenvs refuses envs whose methods are coroutines") from error
-            raise
+        self._td = self._runner.run(self._env.reset())
 
     async def _step(self) -> int:
         self._td.set("action", self._next_actions())
@@ -116,6 +110,20 @@ class FirstReadyDriver(CoroutineDriver):
         super().close()
 
 
+class OneOfManyDriver(CoroutineDriver):
+    """Steps one env at a time, through a view of it, with the same meaning of a step; all get their turn."""
+
+    def __init__(self, job: Job, **options: Any) -> None:
+        super().__init__(job, **options)
+        self._views, self._tds = list(self._env), list(self._td.split(1))
+
+    async def _step(self) -> int:
+        index = self._count % len(self._views)
+        td = self._tds[index].set("action", self._next_actions()[index : index + 1])
+        _, self._tds[index] = await self._views[index].step_and_maybe_reset(td)
+        return 1
+
+
 def _coroutines(job: Job, driver: type[CoroutineDriver] = CoroutineDriver, **options: Any) -> Driver:
     return driver(job, num_processes=job.num_processes, **options)
 
@@ -130,10 +138,12 @@ def _serial(job: Job) -> Driver:
 
 KINDS = ("gym", "torch")
 _first_ready = functools.partial(_coroutines, driver=FirstReadyDriver)
+_one_of_many = functools.partial(_coroutines, driver=OneOfManyDriver)
 _threads = functools.partial(_coroutines, backend="thread")
 SYSTEMS = (
     System("aioenvs AsyncParallelEnv", "packed", _coroutines, (*KINDS, "coroutine"), headline=True),
     System("aioenvs AsyncParallelEnv", "each", _coroutines, KINDS),
+    System("aioenvs AsyncParallelEnv env[i]", "each", _one_of_many, ("one",), headline=True),
     System("aioenvs AsyncParallelEnv recv", "each", _first_ready, KINDS, first_ready=True, headline=True),
     System("aioenvs AsyncParallelEnv threads", "each", _threads, KINDS, for_waiting=True),
     System("aioenvs ParallelEnv", "packed", _parallel, KINDS),

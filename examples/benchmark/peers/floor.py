@@ -76,7 +76,7 @@ class Floor(Driver):
                 self.observation[row] = env.reset()[0] if any(ends) else observation
             pipe.send(b"d")
 
-    async def _step(self) -> None:
+    async def _step(self) -> int:
         loop = asyncio.get_running_loop()
         self.action[:] = self._actions[self._count % NUM_BATCHES]
         self._count += 1
@@ -85,11 +85,11 @@ class Floor(Driver):
             reply.transport.write(b"s")
         await asyncio.gather(*(reply.waiter for reply in self._replies))
         _ = [part.copy() for part in (self.observation, self.reward, self.ends)]
+        return len(self.reward)
 
     def step(self) -> int:
-        """Step all envs."""
-        self._runner.run(self._step())
-        return len(self.reward)
+        """Step once."""
+        return self._runner.run(self._step())
 
     def turn(self, seconds: float) -> tuple[int, float]:
         """Step within one run of the event loop."""
@@ -97,8 +97,7 @@ class Floor(Driver):
         async def steps() -> tuple[int, float]:
             began, count = time.perf_counter(), 0
             while (elapsed := time.perf_counter() - began) < seconds:
-                await self._step()
-                count += len(self.reward)
+                count += await self._step()
             return count, elapsed
 
         return self._runner.run(steps())
@@ -110,6 +109,21 @@ class Floor(Driver):
         self._runner.close()
         for pid in self._pids:
             os.waitpid(pid, 0)
+
+
+class RoundTrip(Floor):
+    """One byte to the process of one env, and one back; all envs get their turn."""
+
+    async def _step(self) -> int:
+        index = self._count % len(self._replies)
+        self.action[index] = self._actions[self._count % NUM_BATCHES][index]
+        self._count += 1
+        reply = self._replies[index]
+        reply.waiter = asyncio.get_running_loop().create_future()
+        reply.transport.write(b"s")
+        await reply.waiter
+        _ = self.observation[index].copy(), self.reward[index], self.ends[:, index].copy()
+        return 1
 
 
 def shared(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -124,4 +138,8 @@ async def connect(pipes: Sequence[socket.socket]) -> list[Reply]:
     return [(await loop.create_unix_connection(Reply, sock=pipe))[1] for pipe in pipes]
 
 
-SYSTEMS = (System("floor", "packed", Floor), System("floor", "each", Floor))
+SYSTEMS = (
+    System("floor", "packed", Floor),
+    System("floor", "each", Floor),
+    System("floor", "each", RoundTrip, ("one",)),
+)
