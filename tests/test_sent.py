@@ -14,9 +14,10 @@ from faces import acting, masked, observed
 from failing_envs import CountingEnv, Gate, Scribbler, numbered
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-from aioenvs import AsyncParallelEnv, AsyncSerialEnv, SerialEnv
+from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
+from aioenvs.batched import outbox, steps
 from aioenvs.batched.sent import Sent, gathered
-from aioenvs.errors import WorkerDiedError, WorkerStartError, WorkerTimeoutError
+from aioenvs.errors import RemoteEnvError, WorkerDiedError, WorkerStartError, WorkerTimeoutError
 from aioenvs.specs import Composite, Unbounded
 from aioenvs.testing import NestedCountingEnv
 
@@ -274,3 +275,63 @@ def test_no_env_may_have_an_entry_of_that_name() -> None:
 
     with pytest.raises(WorkerStartError, match=r"env 0 \(Indexed\) has an entry 'env_index', a key that is taken"):
         SerialEnv(1, Indexed).start()
+
+
+class Numbered(Exception):
+    """Has an `env_index` of its own, which means something else and cannot be changed."""
+
+    @property
+    def env_index(self) -> tuple[int, ...]:
+        return (7,)
+
+
+def raise_numbered() -> None:
+    raise Numbered("of the simulator")
+
+
+@pytest.mark.parametrize("cls", [AsyncParallelEnv, AsyncSerialEnv])
+async def test_an_error_with_an_index_of_its_own_has_a_stand_in(cls: Any) -> None:
+    kwargs = numbered(2, {1: {"fault": raise_numbered, "at": (1, 1)}})
+    async with cls(2, CountingEnv, create_env_kwargs=kwargs) as env:
+        await env.reset()
+        with pytest.raises(RemoteEnvError, match="of the simulator") as caught:
+            await env.step(acting([1, 1]))
+        assert caught.value.env_index == (1,)
+        assert any("raised by env 1 in step" in note for note in caught.value.__notes__)
+
+
+def interrupting(target: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Press Ctrl-C the next time that a function is called, and only then."""
+    genuine = getattr(target, name)
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(target, name, genuine)
+        signal.raise_signal(signal.SIGINT)
+        return genuine(*args, **kwargs)
+
+    monkeypatch.setattr(target, name, interrupted)
+
+
+@pytest.mark.parametrize("make", [SerialEnv, lambda *args, **kw: ParallelEnv(*args, num_processes=2, **kw)])
+def test_what_ctrl_c_kept_from_being_returned_is_received_later(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
+        env.reset()
+        env.send(acting([1, 2]))
+        interrupting(steps, "gathered", monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            env.recv(2)
+        assert sorted(env.outstanding) == [0, 1]
+        td, _ = env.recv(2)
+        assert sorted(td["next", "observation"].tolist()) == [[0, 1, 1, 1], [1, 1, 1, 2]]
+
+
+@pytest.mark.parametrize("name", ["Ticket", "Immediate"])
+def test_ctrl_c_while_a_serial_env_sends_leaves_it_usable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SerialEnv(3, CountingEnv, create_env_kwargs=numbered(3)) as env:
+        env.reset()
+        interrupting(outbox, name, monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            env.send(acting([1, 2, 3]))
+        if env.outstanding:
+            env.recv(len(env.outstanding))
+        assert observed(env.reset()) == [[0, 2, 0, 0], [1, 2, 0, 0], [2, 2, 0, 0]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import operator
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from aioenvs.batched.inputs import Inputs
 from aioenvs.batched.lazy import LazyExchange
 from aioenvs.batched.sent import Sent
 from aioenvs.engine.deadlines import check_seconds, done_within
+from aioenvs.engine.failure import attributed
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool, Steps
 from aioenvs.engine.portal import Immediate
@@ -92,36 +94,43 @@ class Outbox:
 
     # -- out --------------------------------------------------------------------------------------------
 
-    def send(self, lease: Lease, tickets: Sequence[Ticket], exchange: Exchange | LazyExchange, inputs: Any) -> None:
-        """Let the envs take their steps.
+    def send(
+        self, lease: Lease, scopes: Sequence[Scope], sent: Sent, exchange: Exchange | LazyExchange, inputs: Any
+    ) -> None:
+        """Let some envs take their steps.
 
         Args:
             lease: On all of them together.
-            tickets: One for each.
+            scopes: Each of them alone, in the order of the rows.
+            sent: What they were sent.
             exchange: Stores what all of them are given.
             inputs: That, checked.
 
         Raises:
             Exception: If an input cannot be sent; nothing was sent then, and the lease has ended.
         """
-        if lease.waits:
-            steps = [self._begin_later(ticket, exchange.share(inputs, row)) for row, ticket in enumerate(tickets)]
-        else:
-            try:
+        tickets: list[Ticket] = []
+        steps: list[Steps] = []
+        try:
+            for row, scope in enumerate(scopes):
+                own = lease._replace(selection=scope.everything, command="send")
+                tickets.append(Ticket(int(scope.envs[0]), scope, own, sent, row))
+            if lease.waits:
+                steps = [self._begin_later(ticket, exchange.share(inputs, row)) for row, ticket in enumerate(tickets)]
+            else:
                 steps = self._begin(tickets, exchange.write_inputs(inputs, None))
-            except BaseException:
-                self._pool.release(lease)
-                raise
-        for place, (ticket, own) in enumerate(zip(tickets, steps, strict=True)):
-            self._sent[ticket.env] = ticket
-            try:
-                self._follow(ticket, own)
-            except BaseException:  # an interrupt, or the end of this process
-                for rest, never in zip(tickets[place:], steps[place:], strict=True):
-                    self._sent.pop(rest.env, None)
-                    self._pool.release(rest.lease)
-                    never.close()
-                raise
+            for ticket, step in zip(tickets, steps, strict=True):
+                self._sent[ticket.env] = ticket
+                self._follow(ticket, step)
+        except BaseException:  # an interrupt, too
+            under_way = {ticket.env for ticket in tickets if ticket.task is not None} | self._settled.keys()
+            for env in lease.selection.envs - under_way:
+                self._sent.pop(env, None)
+                self._pool.slots.release({env})
+            for ticket, step in zip(tickets, steps, strict=False):
+                if ticket.env not in under_way:
+                    step.close()
+            raise
 
     def _begin(self, tickets: Sequence[Ticket], objects: Mapping[int, Objects] | None) -> list[Steps]:
         """Send the steps of envs that are ready, and whose inputs are stored but for the objects."""
@@ -198,7 +207,7 @@ class Outbox:
             Exception: That of a step which failed.
         """
         self._pool.check_home("recv")
-        self._check_numbers(envs, least, most)
+        least, most = self._checked_numbers(envs, least, most)
         check_seconds(timeout, "timeout")
         if any(not waiter.envs.isdisjoint(envs) for waiter in self._waiters):
             raise ConcurrencyError("recv was asked while another recv for some of these envs waits; await that first")
@@ -208,17 +217,19 @@ class Outbox:
             await self._wait(envs, missing, timeout)
         return self._chosen(envs, most)
 
-    def _check_numbers(self, envs: Set[int], least: int, most: int | None) -> None:
-        if (
-            not isinstance(least, int)
-            or least < 1
-            or (most is not None and (not isinstance(most, int) or most < least))
-        ):
+    def _checked_numbers(self, envs: Set[int], least: Any, most: Any) -> tuple[int, int | None]:
+        try:
+            numbers = operator.index(least), None if most is None else operator.index(most)
+            valid = not isinstance(least, bool) and numbers[0] >= 1 and (numbers[1] is None or numbers[1] >= numbers[0])
+        except TypeError:
+            valid = False
+        if not valid:
             raise ValueError(f"expected 1 <= min_get <= max_get, found min_get={least!r} and max_get={most!r}")
         sent = self._sent.keys() & envs
         if least > len(sent):
             what = f"only {len(sent)}, of {describe_envs(tuple(sent))}, are" if sent else "none is"
             raise ValueError(f"min_get={least} steps can never come, since {what} outstanding; send() more first")
+        return numbers
 
     async def _wait(self, envs: Set[int], missing: int, timeout: float | None) -> None:
         waiter = Waiter(envs, missing, asyncio.get_running_loop().create_future())
@@ -282,7 +293,6 @@ def _raise(failed: Sequence[Ticket]) -> None:
     named = {ticket.env for ticket in failed}.union(*(getattr(ticket.error, "env_index", ()) for ticket in failed))
     try:
         Outcome(failures=dict(distinct.values())).raise_failure()
-    except BaseException as error:
-        with contextlib.suppress(Exception):  # not every exception takes attributes
-            error.env_index = tuple(sorted(named))  # type: ignore[attr-defined]
-        raise
+    except Exception as error:
+        raised = attributed(error, sorted(named))
+        raise raised from raised.__cause__

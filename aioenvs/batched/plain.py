@@ -215,8 +215,10 @@ class BatchedEnvBase(Forwarding):
     def recv(
         self, min_get: int = 1, max_get: int | None = None, timeout: float | None = None
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        result: tuple[TensorDictBase, TensorDictBase] = self._run(self._env.recv(min_get, max_get, timeout))
-        return result
+        # Ctrl-C may come when all is done but the return: what was not returned was not received.
+        td, following, taken = self._run(self._env._assembled(min_get, max_get, timeout))
+        taken()
+        return td, following
 
     @documented_by(AsyncEnvs.maybe_reset)
     def maybe_reset(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> TensorDictBase:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.batched.calls import AsyncCalls
-from aioenvs.batched.outbox import Ticket
 from aioenvs.batched.requests import check_next, check_size, check_unlocked, named_envs, step_rows
 from aioenvs.batched.sent import Sent, gathered
 from aioenvs.batched.signature import Signature
@@ -152,12 +153,9 @@ class AsyncSteps(AsyncCalls):
         check_next(entries)
         inputs: Any = sent.exchange.check_inputs(kept.td, entries, None)
         pool = whole.pool
+        scopes = [whole.scope((env,)) for env in envs]
         lease = pool.acquire(sent.everything, "send (until it is received)", timeout=timeout)
-        tickets = []
-        for row, env in enumerate(envs):
-            alone = whole.scope((env,))
-            tickets.append(Ticket(env, alone, lease._replace(selection=alone.everything, command="send"), kept, row))
-        whole.outbox.send(lease, tickets, sent.exchange, inputs)
+        whole.outbox.send(lease, scopes, kept, sent.exchange, inputs)
 
     async def recv(
         self, min_get: int = 1, max_get: int | None = None, timeout: float | None = None
@@ -186,6 +184,14 @@ class AsyncSteps(AsyncCalls):
             Exception: Whatever an env raised; it needs a reset. Of a step that failed this is all that there is to be
                 received; what came of the others can be received afterwards.
         """
+        td, following, taken = await self._assembled(min_get, max_get, timeout)
+        taken()
+        return td, following
+
+    async def _assembled(
+        self, min_get: int, max_get: int | None, timeout: float | None
+    ) -> tuple[TensorDictBase, TensorDictBase, Callable[[], None]]:
+        """What `recv` returns, and what says that it was received; until then, it can still be received."""
         scope = self._running_scope
         if scope is None:
             raise AioEnvsError(f"{self!r} is not running, so there is nothing to receive")
@@ -206,8 +212,7 @@ class AsyncSteps(AsyncCalls):
             root = look.results.joined([ticket.root for ticket in tickets])
         after = look.results.after_step(td, _entries(td, look.signature), following, root)
         assert after is not None
-        whole.outbox.take(tickets)
-        return td, after
+        return td, after, functools.partial(whole.outbox.take, tickets)
 
 
 def _spread(index: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:

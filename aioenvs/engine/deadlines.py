@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Collection
+from numbers import Real
 from typing import Any, NamedTuple
 
 __all__ = ["Deadline", "check_seconds", "done_within", "drop", "outlast"]
@@ -52,7 +52,11 @@ def check_seconds(seconds: Any, name: str) -> None:
     """
     if seconds is None:
         return
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or math.isnan(seconds) or seconds < 0:
+    try:
+        valid = isinstance(seconds, Real) and not isinstance(seconds, bool) and float(seconds) >= 0
+    except OverflowError:
+        valid = False
+    if not valid:
         raise ValueError(f"expected {name} to be a number of seconds, at least 0, or None, found {seconds!r}")
 
 

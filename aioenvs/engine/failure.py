@@ -13,7 +13,7 @@ import cloudpickle
 
 from aioenvs.errors import RemoteEnvError, WorkerStartError
 
-__all__ = ["Failure", "annotate", "capture", "factory_error", "locate", "passable", "rebuild", "summary"]
+__all__ = ["Failure", "annotate", "attributed", "capture", "factory_error", "locate", "passable", "rebuild", "summary"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,22 @@ def annotate(error: Exception, note: str) -> Exception:
     return error
 
 
+def attributed(error: Exception, envs: Sequence[int]) -> Exception:
+    """Say in the `env_index` of an error which envs failed; in that of a stand-in, if it means something else by it."""
+    wanted = tuple(sorted(envs))
+    try:
+        error.env_index = wanted  # type: ignore[attr-defined]
+        if error.env_index == wanted:  # type: ignore[attr-defined]
+            return error
+    except Exception:  # it takes no attributes, or not this one
+        pass
+    substitute = _stand_in(error)
+    for note in getattr(error, "__notes__", ()):
+        substitute.add_note(note)
+    substitute.env_index = wanted  # type: ignore[attr-defined]
+    return substitute
+
+
 def _stand_in(error: BaseException) -> RemoteEnvError:
     substitute = RemoteEnvError(summary(error))
     substitute.__cause__ = error
@@ -68,9 +84,10 @@ def _stand_in(error: BaseException) -> RemoteEnvError:
 def _is_passable(error: BaseException) -> TypeGuard[Exception]:
     """Whether an env's exception may reach the caller as it is.
 
-    StopIteration cannot leave a coroutine; KeyboardInterrupt, CancelledError and the like would act on the caller.
+    StopIteration cannot leave a coroutine, StopAsyncIteration would end the loop of an iterator; KeyboardInterrupt,
+    CancelledError and the like would act on the caller.
     """
-    return isinstance(error, Exception) and not isinstance(error, StopIteration)
+    return isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration)
 
 
 def passable(error: BaseException) -> Exception:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from aioenvs.engine.adapters import Attribute, Call, EnvAdapter, Handling, ResetArguments
 from aioenvs.engine.building import build
 from aioenvs.engine.copying import UnsendableError, received
-from aioenvs.engine.failure import annotate, locate, passable, summary
+from aioenvs.engine.failure import annotate, attributed, locate, passable, summary
 from aioenvs.engine.layout import Layout
 from aioenvs.engine.metadata import NEXT, ROOT, EnvMetadata
 from aioenvs.engine.protocol import Opcode
@@ -88,9 +88,7 @@ class Outcome:
         for env, other in sorted(self.failures.items()):
             if env != lowest:
                 error = annotate(error, f"env {env} failed as well: {summary(other)}")
-        with contextlib.suppress(Exception):  # not every exception takes attributes
-            error.env_index = tuple(sorted(self.failures))  # type: ignore[attr-defined]
-        raise error
+        raise attributed(error, sorted(self.failures))
 
 
 class Plan(NamedTuple):
