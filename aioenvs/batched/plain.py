@@ -16,6 +16,7 @@ from aioenvs.batched.forwarding import Forwarding, documented_by
 from aioenvs.batched.owner import AsyncBatchedEnv
 from aioenvs.batched.steps import AsyncSteps
 from aioenvs.batched.views import AsyncView
+from aioenvs.engine.driving import awaited
 from aioenvs.rollout import Steps
 from aioenvs.specs import Composite
 
@@ -228,7 +229,7 @@ class BatchedEnvBase(Forwarding):
         result = None
         try:
             while True:
-                result = self._run(_awaited(steps.send(result)))
+                result = self._run(awaited(steps.send(result)))
         except StopIteration as stop:
             stacked: TensorDictBase = stop.value
             return stacked
@@ -274,10 +275,6 @@ class View(BatchedEnvBase):
     def to(self, device: torch.device | str | int) -> NoReturn:  # type: ignore[override]
         """Not possible: results of a view go where those of the whole go."""
         raise RuntimeError("a view has no device of its own; use to() of the envs that it is a view of")
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
 
 
 async def _called(function: Callable[[], Any]) -> Any:
