@@ -120,6 +120,7 @@ class Way(ABC):
         pool = self._whole.pool
         if not pool.suspends:  # there may be no loop, and there is nothing to wait for
             return await command()
+        await pool.enter_loop("collecting")
         return await self._errand.result(command)
 
     def _ended(self, td: TensorDictBase) -> torch.Tensor:

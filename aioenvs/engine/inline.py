@@ -75,9 +75,12 @@ class InlinePool(Pool):
     async def hold(
         self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
     ) -> Lease:
+        await self.enter_loop(command)
+        return await super().hold(selection, command, replacing=replacing, timeout=timeout)
+
+    async def enter_loop(self, command: str) -> None:
         if self._concurrent is not None and not self.slots.closed:
             await self._enter_loop(command)
-        return await super().hold(selection, command, replacing=replacing, timeout=timeout)
 
     async def _enter_loop(self, command: str) -> None:
         """See to it that this runs in the loop of the coroutines."""

@@ -232,6 +232,13 @@ class Pool(ABC):
             AioEnvsError: In another event loop or process than that which started the envs.
         """
 
+    async def enter_loop(self, command: str) -> None:  # noqa: B027 - where coroutines are always begun in one
+        """See to it that the rest of a coroutine runs in the event loop of the envs, if they have one.
+
+        Raises:
+            AioEnvsError: In another event loop than that.
+        """
+
     @abstractmethod
     async def ready(self, lease: Lease) -> Lease:
         """Wait until none of the envs owes a reply to an earlier caller, and replace their workers if need be.
