@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import collecting
-import gymnasium as gym
 import pytest
 import torch
 from collecting import (
@@ -34,7 +33,7 @@ import aioenvs.testing as toys
 from aioenvs import AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, Collector, ParallelEnv, SerialEnv
 from aioenvs.collectors.acting import Actor
 from aioenvs.collectors.errand import Errand
-from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError, WorkerDiedError
+from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, SpecMismatchError, WorkerDiedError
 
 LENGTHS = numbered(NUM_ENVS, {0: {"length": 3}, 1: {"length": 5}, 2: {"length": 4}})
 ENDLESS = numbered(NUM_ENVS)
@@ -1000,6 +999,20 @@ async def test_shutdown_of_a_view_while_another_task_waits(gate: Gate, min_get: 
         await source.shutdown()
         assert env.outstanding == ()
         assert (await env.reset())["observation"][:, 2].tolist() == [0, 0, 0]
+
+
+def test_envs_of_another_loop_are_not_waited_for_without_end() -> None:
+    async def collect() -> AsyncCollector:
+        env = AsyncParallelEnv(2, CountingEnv, create_env_kwargs=numbered(2), num_processes=2)
+        source = AsyncCollector(env, by_step, frames_per_batch=1, min_get=1)
+        await source.next()
+        return source
+
+    with asyncio.Runner() as runner:
+        source = runner.run(collect())
+        with pytest.raises(AioEnvsError, match="another one"):
+            asyncio.run(source.shutdown(close_env=False))
+        runner.run(source.env.close())
 
 
 @EITHER

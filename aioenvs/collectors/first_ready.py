@@ -13,7 +13,7 @@ from aioenvs.batched.base import AsyncEnvs
 from aioenvs.collectors.storage import Storage
 from aioenvs.collectors.trajectories import TRAJ_IDS, TrajectoryIds
 from aioenvs.collectors.ways import Act, Way, failed_envs
-from aioenvs.errors import ConcurrencyError, WorkerError
+from aioenvs.errors import WorkerError
 
 __all__ = ["FirstReady"]
 
@@ -169,13 +169,12 @@ class FirstReady(Way):
 
     async def abandon(self, *, drains: bool) -> None:
         await super().abandon(drains=drains)
-        while drains and self._env.outstanding:
+        while drains and (outstanding := self._env.outstanding):
             try:
-                await self._receive(len(self._env.outstanding))
-            except ConcurrencyError:  # somebody else receives them
-                raise
-            except Exception:
-                continue  # it is dropped like all the rest
+                await self._receive(len(outstanding))
+            except Exception:  # it is dropped like all the rest
+                if self._env.outstanding == outstanding:  # but nothing was received: not here, or by somebody else
+                    raise
 
 
 def _envs_of(td: TensorDictBase) -> list[int]:
