@@ -49,7 +49,7 @@ class Saved:
             strict: Whether it must have the states of envs and policy, with just the keys that these have.
 
         Raises:
-            KeyError: If something is missing; nothing was changed then.
+            KeyError: If something is missing.
             TypeError: If it has the state of a policy, and the policy has none.
         """
         frames, iterations, following = (state[name] for name in ("frames", "iter", "traj_ids"))
