@@ -86,6 +86,14 @@ def numbered(count: int, each: Mapping[int, Mapping[str, Any]] | None = None, **
     return [{"env_id": env, **common, **(each or {}).get(env, {})} for env in range(count)]
 
 
+class NarrowEnv(CountingEnv):
+    """Has as many actions as it is told."""
+
+    def __init__(self, env_id: int, actions: int) -> None:
+        super().__init__(env_id)
+        self.action_space = gym.spaces.Discrete(actions)
+
+
 class ReportingEnv(CountingEnv):
     """Observes whatever a function says when it is called in the worker: four integers."""
 

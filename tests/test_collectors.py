@@ -1,15 +1,29 @@
 """Collectors: which batches they give, and that nothing is lost, whatever happens in between."""
 
 import asyncio
+import functools
 import itertools
+import os
 import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import collecting
 import pytest
 import torch
-from faces import EVERY_FACE, THREAD_FACES, Face, call
-from failing_envs import CountingEnv, Gate, kill_itself, numbered, raise_value_error
+from collecting import (
+    NUM_ENVS,
+    by_step,
+    check_continuous,
+    check_ids,
+    check_steps,
+    collector,
+    every_batch,
+    persistently,
+    trajectories,
+)
+from faces import EVERY_FACE, THREAD_FACES, Face
+from failing_envs import CountingEnv, Gate, NarrowEnv, kill_itself, numbered, raise_value_error
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, TensorDictModule
 from tensordict.nn.probabilistic import interaction_type
@@ -19,9 +33,8 @@ import aioenvs.testing as toys
 from aioenvs import AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, Collector, ParallelEnv, SerialEnv
 from aioenvs.collectors.acting import Actor
 from aioenvs.collectors.errand import Errand
-from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError, WorkerDiedError
+from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, SpecMismatchError, WorkerDiedError
 
-NUM_ENVS = 3
 LENGTHS = numbered(NUM_ENVS, {0: {"length": 3}, 1: {"length": 5}, 2: {"length": 4}})
 ENDLESS = numbered(NUM_ENVS)
 
@@ -33,69 +46,10 @@ two_of_them = pytest.mark.parametrize("face", [EVERY_FACE[1], EVERY_FACE[2]], id
 one_process_each = pytest.mark.parametrize("face", [EVERY_FACE[3], EVERY_FACE[5]], ids=lambda face: face.name)
 
 
-def collector(env: Any, policy: Any = None, **options: Any) -> Any:
-    """A collector of the kind that the envs need."""
-    kind = Collector if isinstance(env, ParallelEnv | SerialEnv) else AsyncCollector
-    return kind(env, policy, **options)
-
-
-async def every_batch(source: Any) -> list[TensorDictBase]:
-    """All batches of a collector of either kind."""
-    if isinstance(source, AsyncCollector):
-        return [batch async for batch in source]
-    return await call(lambda: list(source))
-
-
-async def persistently(source: Any, error: Any) -> tuple[list[TensorDictBase], list[Any]]:
-    """All batches of a collector, and the errors of one type that came in between."""
-    batches, errors = [], []
-    while not source.is_finished:
-        try:
-            batches.append(await call(source.next))
-        except error as found:
-            errors.append(found)
-    return batches, errors
-
-
-def by_step(observation: torch.Tensor) -> torch.Tensor:
-    """A policy: each step of an episode has an action of its own."""
-    return observation[..., 2] * 3 % 7 + observation[..., 0]
-
-
-def trajectories(batches: list[TensorDictBase]) -> list[TensorDictBase]:
-    """What each env did in all of these batches, in order."""
-    if batches[0].ndim == 2:
-        return list(torch.cat(batches, 1).unbind(0))
-    flat = torch.cat(batches)
-    return [flat[flat["env_index"] == env] for env in range(NUM_ENVS)]
-
-
-def check_steps(own: TensorDictBase) -> None:
-    """Every step came of the root and the action that are with it."""
-    for before, after, action in zip(
-        own["observation"].tolist(), own["next", "observation"].tolist(), own["action"].tolist(), strict=True
-    ):
-        assert after == [before[0], before[1], before[2] + 1, before[3] + action]
-
-
-def check_continuous(own: TensorDictBase) -> None:
-    """Every step begins where the last one ended, or with a new episode, which has an id that no other has."""
-    check_steps(own)
-    ids, done = own["collector", "traj_ids"].tolist(), own["next", "done"][..., 0].tolist()
-    roots, following = own["observation"].tolist(), own["next", "observation"].tolist()
-    for now, then in itertools.pairwise(range(len(ids))):
-        if done[now]:
-            assert roots[then] == [roots[now][0], roots[now][1] + 1, 0, 0]
-            assert ids[then] not in ids[: now + 1]
-        else:
-            assert roots[then] == following[now]
-            assert ids[then] == ids[now]
-
-
-def check_ids(envs: list[TensorDictBase]) -> None:
-    """No two envs share an id."""
-    ids = [set(own["collector", "traj_ids"].tolist()) for own in envs]
-    assert len(set().union(*ids)) == sum(map(len, ids))
+async def until(condition: Callable[[], bool]) -> None:
+    """Let others run until something is so."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
 
 
 # -- batches ---------------------------------------------------------------------------------------------
@@ -211,6 +165,22 @@ async def test_a_reset_begins_new_episodes_and_keeps_what_is_under_way() -> None
             assert set(episodes) <= {1, 2}
             assert steps == [*range(episodes.count(1)), *range(episodes.count(2))]
             assert len(set(own["collector", "traj_ids"].tolist())) == len(set(episodes))
+
+
+NARROW = numbered(NUM_ENVS, {0: {"actions": 1}, 1: {"actions": 1000}, 2: {"actions": 2}})
+
+
+@one_of_each
+@pytest.mark.parametrize("part", [[0, 1, 2], [2, 0, 1]], ids=["whole", "view"])
+@pytest.mark.parametrize("policy", [None, by_step], ids=["no-policy", "at-first"])
+async def test_random_actions_are_those_of_the_env_whoever_is_first(face: Face, part: list[int], policy: Any) -> None:
+    async with face.open(NUM_ENVS, NarrowEnv, create_env_kwargs=NARROW) as env:
+        envs = env if part == [0, 1, 2] else env[part]
+        options: dict[str, Any] = {"min_get": 1, "init_random_frames": 20}
+        source = collector(envs, policy, frames_per_batch=4, total_frames=20, **options)
+        for own, most in zip(trajectories(await every_batch(source)), (1, 1000, 2), strict=True):
+            check_continuous(own)
+            assert own["action"].max() < most
 
 
 # -- the policy ------------------------------------------------------------------------------------------
@@ -335,8 +305,11 @@ async def test_a_module_always_has_its_latest_weights(min_get: int | None) -> No
         source.update_policy(lambda observation: torch.full_like(observation[..., 0], 9))
         await source.next()
         assert set((await source.next())["action"].flatten().tolist()) == {9}
-        with pytest.raises(TypeError, match="expected a policy with weights"):
-            source.update_policy({"weight": torch.tensor(7.0)})
+        for update in (source.update_policy, source.update_policy_weights_):
+            with pytest.raises(TypeError, match="expected a policy with weights"):
+                update({"weight": torch.tensor(7.0)})
+        source.update_policy_weights_()  # what is called as it was given has its latest weights, if it has any
+        await source.next()
         await source.shutdown()
 
 
@@ -495,6 +468,82 @@ def test_an_interrupt_loses_nothing(cls: Any, min_get: int | None) -> None:
             check_continuous(own)
 
 
+@pytest.mark.parametrize("min_get", [None, 1, 2])
+def test_an_interrupt_within_a_step_of_this_process_begins_new_episodes(min_get: int | None) -> None:
+    fault = functools.partial(signal.raise_signal, signal.SIGINT)
+    kwargs = numbered(NUM_ENVS, {1: {"fault": fault, "at": (1, 3)}})
+    env = SerialEnv(NUM_ENVS, CountingEnv, create_env_kwargs=kwargs)
+    with Collector(env, by_step, frames_per_batch=18, total_frames=36, min_get=min_get) as source:
+        with pytest.raises(KeyboardInterrupt):
+            source.next()
+        envs = trajectories(list(source))
+        for own in envs:
+            check_steps(own)
+            assert set(own["observation"][:, 1].tolist()) == {1, 2}
+        check_ids(envs)
+
+
+# -- others who use the envs -----------------------------------------------------------------------------
+
+
+async def test_envs_that_somebody_else_has_taken_over_begin_anew(gate: Gate) -> None:
+    fault = {"fault": gate.wait, "at": (1, 2)}
+    kwargs = numbered(NUM_ENVS, {0: fault, 1: fault, 2: fault})
+    async with AsyncParallelEnv(NUM_ENVS, CountingEnv, create_env_kwargs=kwargs, num_processes=NUM_ENVS) as env:
+        source = AsyncCollector(env, by_step, frames_per_batch=9, min_get=1)
+        waiting = asyncio.create_task(source.next())
+        for _ in range(NUM_ENVS):
+            await gate.arrival()
+        await until(lambda: len(env.outstanding) == NUM_ENVS)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        gate.open(NUM_ENVS)
+        await env.recv(NUM_ENVS)
+        await env.reset()
+        envs = trajectories([await source.next(), await source.next()])
+        for own in envs:
+            check_continuous(own[:1])
+            check_continuous(own[1:])
+            assert own["observation"][:2, 1:3].tolist() == [[1, 0], [3, 0]]
+        check_ids(envs)
+        await source.shutdown()
+
+
+@one_of_each
+async def test_steps_that_somebody_else_has_received_are_missing(face: Face) -> None:
+    async with face.open(NUM_ENVS, CountingEnv, create_env_kwargs=ENDLESS) as env:
+        source = collector(env, by_step, frames_per_batch=2, min_get=1)
+        batches = [await face.call(source.next)]
+        taken = env.outstanding
+        assert taken
+        await face.call(env.recv, len(taken))
+        while not set(taken) <= {env_id for batch in batches[1:] for env_id in batch["env_index"].tolist()}:
+            batches.append(await face.call(source.next))
+        for env_id, own in enumerate(trajectories(batches)):
+            check_steps(own)
+            assert (2 in own["observation"][:, 1].tolist()) == (env_id in taken)
+        await face.call(source.shutdown)
+
+
+async def test_a_failure_that_takes_results_away_is_made_up_for() -> None:
+    async with AsyncParallelEnv(NUM_ENVS, CountingEnv, create_env_kwargs=ENDLESS, num_processes=2) as env:
+        receive = env.recv
+
+        async def fail(*args: Any) -> Any:
+            del env.recv
+            await receive(NUM_ENVS)
+            raise MemoryError("no room for results")
+
+        source = AsyncCollector(env, by_step, frames_per_batch=6, min_get=NUM_ENVS)
+        env.recv = fail  # type: ignore[method-assign]
+        with pytest.raises(MemoryError):
+            await source.next()
+        for own in trajectories([await source.next(), await source.next()]):
+            check_continuous(own)
+            assert own["observation"][0, 1:3].tolist() == [2, 0]
+
+
 # -- failures --------------------------------------------------------------------------------------------
 
 
@@ -610,6 +659,46 @@ async def test_envs_of_one_process_that_die_together_are_one_error(min_get: int)
         for env_id in (2, 3):
             check_continuous(flat[flat["env_index"] == env_id])
         assert len(flat) == 33
+
+
+@pytest.mark.parametrize("min_get", [None, 2], ids=["lockstep", "first-ready"])
+async def test_envs_whose_worker_was_replaced_for_another_begin_anew(min_get: int | None) -> None:
+    async with AsyncParallelEnv(4, CountingEnv, create_env_kwargs=numbered(4), num_processes=2) as env:
+        source = AsyncCollector(env[[0, 2]], by_step, frames_per_batch=2, min_get=min_get)
+        first = await source.next()
+        assert env.outstanding == ()
+        os.kill(env.pids[0], signal.SIGKILL)
+        await until(lambda: env.statistics().states[:2] == ("broken", "broken"))
+        await env[1].reset()  # gives env 0 a new process, too, in which it was never reset
+        batch = torch.cat([await source.next(), await source.next()], -1)
+        for index, root in ((0, [0, 1, 0, 0]), (2, [2, 1, 1, 2])):
+            own = batch[batch["observation"][..., 0] == index]
+            check_continuous(own)
+            assert own["observation"][0].tolist() == root
+            same = first[first["observation"][..., 0] == index]["collector", "traj_ids"][0]
+            assert (own["collector", "traj_ids"] == same).all() == (index == 2 and min_get is not None)
+
+
+async def test_two_workers_that_die_at_once_take_all_their_envs_with_them(gate: Gate) -> None:
+    fault = {"fault": gate.wait, "at": (1, 1)}
+    kwargs = numbered(4, {1: fault, 3: fault})
+    async with AsyncParallelEnv(4, CountingEnv, create_env_kwargs=kwargs, num_processes=2) as env:
+        source = AsyncCollector(env, by_step, frames_per_batch=4, total_frames=4, min_get=1)
+        waiting = asyncio.create_task(source.next())
+        await gate.arrival()
+        await gate.arrival()
+        await until(lambda: env.outstanding == (1, 3))  # the others are ready, but no more steps are wanted of them
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        for pid in env.pids:
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: set(env.statistics().states) == {"broken"})
+        gate.open(2)
+        (batch,), errors = await persistently(source, WorkerDiedError)
+        assert errors
+        assert len(batch) == 4
+        check_steps(batch)
 
 
 # -- what else envs may be ------------------------------------------------------------------------------
@@ -883,6 +972,69 @@ async def test_shutdown_while_another_task_waits(gate: Gate, min_get: int | None
 
 
 @EITHER
+async def test_shutdown_of_a_view_leaves_its_envs_free(face: Face, min_get: int | None) -> None:
+    async with face.open(NUM_ENVS, CountingEnv, create_env_kwargs=ENDLESS) as env:
+        view = env[[2, 0]]
+        source = collector(view, by_step, frames_per_batch=2 if min_get is None else 1, min_get=min_get)
+        await face.call(source.next)
+        await face.call(source.shutdown)
+        assert env.outstanding == ()
+        td = await face.call(env.reset)
+        await face.call(env.step, td.set("action", by_step(td["observation"])))
+
+
+@EITHER
+async def test_shutdown_of_a_view_while_another_task_waits(gate: Gate, min_get: int | None) -> None:
+    kwargs = numbered(3, {0: {"fault": gate.wait, "at": (1, 2)}})
+    async with AsyncParallelEnv(3, CountingEnv, create_env_kwargs=kwargs, num_processes=3) as env:
+        source = AsyncCollector(env[:2], by_step, frames_per_batch=200, min_get=min_get and 2)
+        waiting = asyncio.create_task(source.next())
+        await gate.arrival()
+        with pytest.raises(ConcurrencyError, match="await or cancel that first"):
+            await source.shutdown(close_env=True)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        gate.open()
+        await source.shutdown()
+        assert env.outstanding == ()
+        assert (await env.reset())["observation"][:, 2].tolist() == [0, 0, 0]
+
+
+def test_envs_of_another_loop_are_not_waited_for_without_end() -> None:
+    async def collect() -> AsyncCollector:
+        env = AsyncParallelEnv(2, CountingEnv, create_env_kwargs=numbered(2), num_processes=2)
+        source = AsyncCollector(env, by_step, frames_per_batch=1, min_get=1)
+        await source.next()
+        return source
+
+    with asyncio.Runner() as runner:
+        source = runner.run(collect())
+        with pytest.raises(AioEnvsError, match="another one"):
+            asyncio.run(source.shutdown(close_env=False))
+        runner.run(source.env.close())
+
+
+@EITHER
+@pytest.mark.parametrize("cls", [ParallelEnv, SerialEnv])
+def test_no_loop_is_kept_or_made_for_closed_envs(cls: Any, min_get: int | None) -> None:
+    env = cls(NUM_ENVS, CountingEnv, create_env_kwargs=ENDLESS)
+    part = Collector(env[:2], by_step, frames_per_batch=2, min_get=min_get)
+    with Collector(env, by_step, frames_per_batch=3, min_get=min_get) as source:
+        source.next()
+        source.shutdown(close_env=False)
+        part.next()
+        assert not env.is_closed
+        env.close()
+    part.shutdown()
+    source.shutdown()
+    for ended in (part, source):
+        with pytest.raises(ClosedError, match="was shut down"):
+            ended.next()
+    assert env.is_closed
+
+
+@EITHER
 async def test_envs_that_were_closed_in_between_begin_anew(face: Face, min_get: int | None) -> None:
     env = face.make(NUM_ENVS, CountingEnv, create_env_kwargs=ENDLESS)
     source = collector(env, by_step, frames_per_batch=6, min_get=min_get)
@@ -935,7 +1087,7 @@ def test_bad_arguments(cls: Any, options: dict[str, Any], error: type[Exception]
 def test_totals_are_rounded_up_with_a_warning(cls: Any) -> None:
     with pytest.warns(UserWarning, match="so 2 more will be collected: 12") as caught:
         source = collector(cls(NUM_ENVS, CountingEnv), frames_per_batch=6, total_frames=10)
-    assert caught[0].filename == __file__
+    assert caught[0].filename == collecting.__file__
     assert (source.total_frames, len(source)) == (12, 2)
     with pytest.warns(UserWarning, match="init_random_frames=4"):
         source = collector(cls(NUM_ENVS, CountingEnv), frames_per_batch=6, init_random_frames=4)
@@ -964,6 +1116,7 @@ async def test_frames_that_the_batch_size_of_the_envs_does_not_divide() -> None:
 
 def test_what_it_says_of_itself() -> None:
     with Collector(SerialEnv(2, CountingEnv), frames_per_batch=2, total_frames=4) as source:
+        source.update_policy_weights_()
         source.next()
         assert repr(source) == f"<Collector of {source.env!r}, 2 of 4 frames>"
         assert (source.frames_per_batch, source.total_frames) == (2, 4)

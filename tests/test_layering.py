@@ -20,7 +20,7 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 
-PURE = {f"aioenvs.engine.{name}" for name in ("protocol", "layout", "slots", "metadata", "seeding")} | {
+PURE = {f"aioenvs.engine.{name}" for name in ("protocol", "layout", "slots", "metadata", "seeding", "driving")} | {
     "aioenvs.errors"
 }
 
@@ -33,6 +33,7 @@ LAYERS = (
         "aioenvs.engine.slots",
         "aioenvs.engine.metadata",
         "aioenvs.engine.seeding",
+        "aioenvs.engine.driving",
     ),
     ("aioenvs.engine",),
     ("aioenvs.specs", "aioenvs.mdp", "aioenvs.registry", "aioenvs.storage", "aioenvs.anything"),

@@ -43,6 +43,7 @@ class AsyncEnvs(AsyncSteps):
     """
 
     _known_signature: Signature | None = None
+    _ends_when_closed = True  # whether `close` ends the envs
 
     @property
     @abstractmethod

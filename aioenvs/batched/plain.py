@@ -15,6 +15,7 @@ from aioenvs.batched.forwarding import Forwarding, documented_by
 from aioenvs.batched.owner import AsyncBatchedEnv
 from aioenvs.batched.steps import AsyncSteps
 from aioenvs.batched.views import AsyncView
+from aioenvs.engine.driving import awaited
 from aioenvs.rollout import Steps
 from aioenvs.specs import Composite
 
@@ -208,7 +209,7 @@ class BatchedEnvBase(Forwarding):
     async def _send(self, tensordict: TensorDictBase, timeout: float | None) -> None:
         scope = self._env._running_scope
         if scope is not None:
-            await scope.pool.enter("send")
+            await scope.pool.enter_loop("send")
         self._env.send(tensordict, timeout=timeout)
 
     @documented_by(AsyncSteps.recv)
@@ -235,7 +236,7 @@ class BatchedEnvBase(Forwarding):
         result = None
         try:
             while True:
-                result = self._run(_awaited(steps.send(result)))
+                result = self._run(awaited(steps.send(result)))
         except StopIteration as stop:
             stacked: TensorDictBase = stop.value
             return stacked
@@ -281,7 +282,3 @@ class View(BatchedEnvBase):
     def to(self, device: torch.device | str | int) -> NoReturn:  # type: ignore[override]
         """Not possible: results of a view go where those of the whole go."""
         raise RuntimeError("a view has no device of its own; use to() of the envs that it is a view of")
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable

@@ -63,6 +63,8 @@ class AsyncView(AsyncEnvs):
     torch.Size([2])
     """
 
+    _ends_when_closed = False
+
     def __init__(self, owner: AsyncBatchedEnv, envs: tuple[int, ...]) -> None:
         self._owner = owner
         self._envs = envs

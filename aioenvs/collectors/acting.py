@@ -5,21 +5,19 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import types
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, set_interaction_type
 
 from aioenvs.batched.base import AsyncEnvs
+from aioenvs.engine.driving import awaited, driven
 from aioenvs.rollout import Policy, as_policy, with_action
 
-__all__ = ["Actor", "within"]
-
-T = TypeVar("T")
+__all__ = ["Actor", "places_of"]
 
 
 class Actor:
@@ -61,10 +59,10 @@ class Actor:
 
         Args:
             weights: A module, a state dict or a TensorDict that has them; None for those of the policy that was given,
-                where a copy is called.
+                where a copy is called, and else for nothing.
 
         Raises:
-            TypeError: If the policy has none.
+            TypeError: If there are weights, and the policy has none.
         """
         if weights is None and self._policy is self._given:
             return
@@ -76,12 +74,15 @@ class Actor:
             return
         self.module.load_state_dict(weights.state_dict() if isinstance(weights, torch.nn.Module) else weights)
 
-    async def act(self, env: AsyncEnvs, td: TensorDictBase, *, at_random: bool) -> TensorDictBase:
+    async def act(
+        self, env: AsyncEnvs, td: TensorDictBase, rows: Sequence[int] | None = None, *, at_random: bool
+    ) -> TensorDictBase:
         """The root of some envs with the actions.
 
         Args:
             env: All envs.
-            td: The root, perhaps of some of them only, which `env_index` then names.
+            td: The root.
+            rows: Of which env each row is, by index in the whole; None for all, in their order.
             at_random: Whether to choose at random, whatever the policy is.
 
         Raises:
@@ -89,13 +90,13 @@ class Actor:
             Exception: Whatever the policy raised.
         """
         if at_random or self._policy is None:
-            return _among(env, td).rand_action(td)
+            return _among(env, rows).rand_action(td)
         if self._act is None:
             self._act = as_policy(self._policy, env)
         with self._explores():
             acted: Any = self._act(td if self._device is None else td.to(self._device))
         if inspect.isawaitable(acted):
-            acted = await within(self._explores, _awaited(acted))
+            acted = await driven(awaited(acted), self._explores)
         if self._device is not None and isinstance(acted, TensorDictBase):
             acted = acted.to(td.device or torch.device("cpu"))
         return with_action(td, acted)
@@ -113,45 +114,15 @@ def _placed(policy: Any, device: torch.device | None) -> Any:
     return copy.deepcopy(policy).to(device)
 
 
-def _among(env: AsyncEnvs, td: TensorDictBase) -> AsyncEnvs:
-    """The envs that a root is of."""
-    if len(td) == env.num_workers or (index := td.get("env_index", None)) is None:
-        return env
+def _among(env: AsyncEnvs, rows: Sequence[int] | None) -> AsyncEnvs:
+    """The envs that a root is of, in the order of its rows; actions are chosen for each from its own specs."""
     everybody = places_of(env)
-    view: AsyncEnvs = env[[everybody[each] for each in index.reshape(len(td), -1)[:, 0].tolist()]]  # type: ignore[index]
+    if rows is None or list(rows) == list(everybody):
+        return env
+    view: AsyncEnvs = env[[everybody[each] for each in rows]]
     return view
 
 
 def places_of(env: AsyncEnvs) -> Mapping[int, int]:
     """The rows of a batch, by the index that an env has in the whole."""
     return {index: place for place, index in enumerate(getattr(env, "env_index", range(env.num_workers)))}
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
-
-
-@types.coroutine
-def within(
-    context: Callable[[], AbstractContextManager[Any]], coroutine: Coroutine[Any, Any, T]
-) -> Generator[Any, Any, T]:
-    """Run a coroutine inside a context that other tasks see nothing of: it is left whenever the coroutine waits.
-
-    Args:
-        context: What makes the context.
-        coroutine: What is run.
-    """
-    resume: Callable[[], Any] = functools.partial(coroutine.send, None)
-    while True:
-        try:
-            with context():
-                pending = resume()
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        try:
-            answer = yield pending
-        except BaseException as error:
-            resume = functools.partial(coroutine.throw, error)
-        else:
-            resume = functools.partial(coroutine.send, answer)

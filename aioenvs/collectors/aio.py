@@ -14,18 +14,21 @@ from tensordict.nn import InteractionType
 
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.plain import BatchedEnvBase
-from aioenvs.collectors.acting import Actor, within
+from aioenvs.collectors.acting import Actor
 from aioenvs.collectors.first_ready import FirstReady
 from aioenvs.collectors.lockstep import Lockstep
 from aioenvs.collectors.plan import Plan
+from aioenvs.collectors.progress import Progress, Progressing
+from aioenvs.collectors.state import Saved
 from aioenvs.collectors.trajectories import TrajectoryIds
 from aioenvs.collectors.ways import Way
+from aioenvs.engine.driving import driven
 from aioenvs.errors import ClosedError, ConcurrencyError
 
 __all__ = ["AsyncCollector"]
 
 
-class AsyncCollector:
+class AsyncCollector(Progressing):
     """Batches of steps that a policy takes, for `async for`.
 
     The envs go on from batch to batch; those whose episode ends are reset on the way. All runs under `no_grad`. Without
@@ -44,6 +47,9 @@ class AsyncCollector:
     collected of the batch is kept, and the envs that failed begin new episodes. With `min_get` nothing else happens;
     without, the step that failed is missing in all envs, so that all begin new trajectories (and new episodes, if a
     worker died or was late). An exception of the policy costs nothing.
+
+    Between batches the envs may be used for something else once `reset` was awaited; the next batch then begins with
+    new episodes.
 
     Differences to TorchRL's collectors: the envs are given, not made; the policy is called in this process;
     `("collector", "traj_ids")` is always there; there are no `split_trajs`, `max_frames_per_traj` (use a time limit in
@@ -101,7 +107,7 @@ class AsyncCollector:
             raise TypeError(f"AsyncCollector needs an async env, but {env!r} is none: use Collector for it")
         if not isinstance(env, AsyncEnvs):
             raise TypeError(f"expected an AsyncParallelEnv, an AsyncSerialEnv or a view of one, got {env!r}")
-        self._plan = Plan.of(
+        plan = Plan.of(
             env.num_workers,
             frames_per_batch=frames_per_batch,
             total_frames=total_frames,
@@ -109,62 +115,26 @@ class AsyncCollector:
             init_random_frames=init_random_frames,
             reset_at_each_iter=reset_at_each_iter,
         )
+        self._progress = Progress(plan)
         self._face = type(self).__name__  # what messages call it: the sync one puts its own name here
         self._env = env
         self._actor = Actor(policy, policy_device, exploration_type)
         self._storing_device = None if storing_device is None else torch.device(storing_device)
         self._close_env = close_env
         self._ids = TrajectoryIds()
+        self._saved = Saved(env, self._actor, self._progress, self._ids)
         self._way: Way | None = None
-        self._frames = self._iterations = 0
         self._is_closed = self._is_busy = False
 
     # -- description ------------------------------------------------------------------------------------
-
-    @property
-    def frames(self) -> int:
-        """How many frames the batches have had."""
-        return self._frames
-
-    @property
-    def iterations(self) -> int:
-        """How many batches there were."""
-        return self._iterations
-
-    @property
-    def frames_per_batch(self) -> int:
-        """How many frames a batch has."""
-        return self._plan.frames_per_batch
-
-    @property
-    def total_frames(self) -> int:
-        """How many frames all batches have together; -1 for an endless run."""
-        total = self._plan.total_frames
-        return -1 if total is None else total
 
     @property
     def env(self) -> AsyncEnvs:
         """The envs."""
         return self._env
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether all frames were returned."""
-        return self._plan.total_frames is not None and self._frames >= self._plan.total_frames
-
-    def __len__(self) -> int:
-        """How many batches there are.
-
-        Raises:
-            TypeError: If the run is endless.
-        """
-        if self._plan.total_frames is None:
-            raise TypeError("an endless run (total_frames=-1) has no length")
-        return self._plan.total_frames // self._plan.frames_per_batch
-
     def __repr__(self) -> str:
-        total = self._plan.total_frames
-        frames = f"{self._frames} of {total} frames" if total is not None else f"{self._frames} frames"
+        frames = f"{self.frames} frames" if self.total_frames < 0 else f"{self.frames} of {self.total_frames} frames"
         return f"<{self._face} of {self._env!r}, {frames}{', closed' if self._is_closed else ''}>"
 
     # -- batches ----------------------------------------------------------------------------------------
@@ -198,25 +168,22 @@ class AsyncCollector:
 
     async def _collect(self) -> TensorDictBase:
         way = await self._find_way()
-        if self._plan.resets and way.is_between:
+        progress = self._progress
+        if progress.plan.resets and way.is_between:
             way.restart()
-        at_random = self._frames < self._plan.random_frames
-        act = partial(self._actor.act, self._env, at_random=at_random)
-        total = self._plan.total_frames
-        left = None if total is None else (total - self._frames) // self._plan.frames_per_batch
-        batch = await way.batch(act, left)
-        self._frames += self._plan.frames_per_batch
-        self._iterations += 1
+        act = partial(self._actor.act, self._env, at_random=progress.at_random)
+        batch = await way.batch(act, progress.batches_left)
+        progress.count()
         return batch
 
     async def _find_way(self) -> Way:
         """How the batches are collected from the envs as they run now."""
         scope = await self._env._scope()
         if self._way is None or not self._way.is_of(self._env):
-            steps = self._plan.steps_per_batch(scope.signature.batch_size)
+            plan, former = self._progress.plan, self._way
+            steps = plan.steps_per_batch(scope.signature.batch_size)
             common = (self._env, steps, self._storing_device, self._ids)
-            min_get, former = self._plan.min_get, self._way
-            self._way = Lockstep(*common) if min_get is None else FirstReady(*common, min_get)
+            self._way = Lockstep(*common) if plan.min_get is None else FirstReady(*common, plan.min_get)
             if former is not None:
                 self._way.inherit(former)
         return self._way
@@ -229,7 +196,7 @@ class AsyncCollector:
             raise ConcurrencyError(f"{self!r} is busy with another call; await that first")
         self._is_busy = True
         try:
-            return await within(torch.no_grad, function())
+            return await driven(function(), torch.no_grad)
         finally:
             self._is_busy = False
 
@@ -284,11 +251,11 @@ class AsyncCollector:
 
         Args:
             policy_or_weights: A module, a state dict, or a TensorDict of parameters. None copies those of the policy
-                that was given, which is needed only where `policy_device` made a copy of it; a policy that is called
-                as it was given always has its latest weights.
+                that was given where `policy_device` made a copy of it, and does nothing otherwise: a policy that is
+                called as it was given always has its latest weights, if it has any.
 
         Raises:
-            TypeError: If the policy has no weights.
+            TypeError: If weights are given, and the policy has none.
         """
         self._actor.load(policy_or_weights)
 
@@ -325,12 +292,7 @@ class AsyncCollector:
 
     async def _state(self) -> OrderedDict[str, Any]:
         await self._settle()
-        state: OrderedDict[str, Any] = OrderedDict()
-        if self._actor.module is not None:
-            state["policy_state_dict"] = self._actor.module.state_dict()
-        state["env_state_dict"] = await self._env.state_dict()
-        state |= {"frames": self._frames, "iter": self._iterations, "traj_ids": self._ids.following}
-        return state
+        return await self._saved.take()
 
     async def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on from there: with the next batch, by new episodes, which have new numbers.
@@ -350,15 +312,8 @@ class AsyncCollector:
         await self._alone(partial(self._load, state_dict, strict))
 
     async def _load(self, state: Mapping[str, Any], strict: bool) -> None:
-        frames, iterations, following = (state[name] for name in ("frames", "iter", "traj_ids"))
         await self._settle()
-        if strict or "env_state_dict" in state:
-            await self._env.load_state_dict(state["env_state_dict"], strict)
-        if "policy_state_dict" in state:
-            self._actor.load(state["policy_state_dict"])
-        elif strict and self._actor.module is not None:
-            raise KeyError("policy_state_dict")
-        self._frames, self._iterations, self._ids.following = frames, iterations, following
+        await self._saved.restore(state, strict=strict)
         self._way = None
 
     # -- the end ----------------------------------------------------------------------------------------
@@ -374,28 +329,22 @@ class AsyncCollector:
             close_env: Whether to close the envs (views never do); None for what the constructor was told.
 
         Raises:
-            ConcurrencyError: If the envs are to stay open, and another call waits for a batch.
+            ConcurrencyError: If the envs are to stay open, as those of a view always do, and another call waits for a
+                batch.
         """
         if self._is_closed:
             return
-        closes = self._close_env if close_env is None else close_env
-        self._check_free(closes)
+        closes = self._env._ends_when_closed and (self._close_env if close_env is None else close_env)
+        if self._is_busy and not closes:
+            raise ConcurrencyError(f"{self!r} is busy with another call; await or cancel that first")
+        self._is_closed = True
+        way, self._way = self._way, None
         try:
-            await self._leave(closes)
+            if way is not None and way.is_of(self._env):
+                await way.abandon(drains=not closes)
         finally:
             if closes:
                 await self._env.close(raise_if_closed=False)
-
-    def _check_free(self, closes: bool) -> None:
-        if self._is_busy and not closes:
-            raise ConcurrencyError(f"{self!r} is busy with another call; await or cancel that first")
-
-    async def _leave(self, closes: bool) -> None:
-        """Have nothing to do with the envs any more."""
-        self._is_closed = True
-        way, self._way = self._way, None
-        if way is not None and way.is_of(self._env):
-            await way.abandon(drains=not closes)
 
     async def __aenter__(self) -> Self:
         await self._env._scope()

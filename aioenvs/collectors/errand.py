@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from aioenvs.collectors.acting import within
+from aioenvs.engine.driving import driven
 from aioenvs.errors import ClosedError
 
 __all__ = ["Errand"]
@@ -63,4 +63,4 @@ class Errand:
 
 
 async def _ungraded(command: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    return await within(torch.no_grad, command())
+    return await driven(command(), torch.no_grad)

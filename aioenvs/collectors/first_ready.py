@@ -10,11 +10,10 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.batched.base import AsyncEnvs
-from aioenvs.collectors.acting import places_of
 from aioenvs.collectors.storage import Storage
 from aioenvs.collectors.trajectories import TRAJ_IDS, TrajectoryIds
 from aioenvs.collectors.ways import Act, Way, failed_envs
-from aioenvs.errors import ConcurrencyError, WorkerError
+from aioenvs.errors import WorkerError
 
 __all__ = ["FirstReady"]
 
@@ -23,7 +22,8 @@ class FirstReady(Way):
     """The envs step apart, so that a batch is `(steps, *bs)`, in the order in which they answered.
 
     Each env is at work, or ready: its root is here and waits for an action. While the policy chooses for those that are
-    ready, the others work.
+    ready, the others work. An env that is neither begins a new episode, whatever the reason: at the beginning, since it
+    failed, or since somebody else received its step.
 
     Args:
         env: The envs, which run.
@@ -40,9 +40,9 @@ class FirstReady(Way):
     ) -> None:
         super().__init__(env, steps, device, ids)
         self._min_get = min_get
-        self._places = places_of(env)
         self._ready: list[TensorDictBase] = []
         self._failed: set[int] = set(self._places)  # who needs a reset: at the beginning, everybody
+        self._beginning: list[int] = []  # who is being reset
         self._own_ids: dict[int, torch.Tensor] = {}
         self._early: list[TensorDictBase] = []  # steps that were received before there was a place for them
 
@@ -67,26 +67,36 @@ class FirstReady(Way):
 
     async def _renew(self) -> None:
         """Begin new episodes in the envs that need it."""
-        if not self._failed:
-            return
-        for env in self._failed.intersection(self._env.outstanding):  # of a worker that died: each says so itself
+        while self._errand.pending or await self._find_needy():
+            envs = self._beginning
+            td = await self._surely(self._view(envs).reset)
+            self._failed.difference_update(envs)
+            self._failed |= self._rebuilt().difference(envs, self._env.outstanding)
+            shape = td.batch_size
+            index = torch.tensor(envs).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
+            self._ready.append(td.set("env_index", index.contiguous()))
+            for env in envs:
+                self._own_ids[env] = self._ids.take(shape[1:])
+
+    async def _find_needy(self) -> bool:
+        """Note down who has to be reset now; whether there is anybody."""
+        ready = [env for td in self._ready for env in _envs_of(td)]
+        outstanding = self._env.outstanding
+        self._failed |= self._places.keys() - {*ready, *outstanding}
+        self._failed |= self._rebuilt().difference(outstanding)
+        for env in self._failed.intersection(outstanding):  # of a worker that died: each says so itself
             with contextlib.suppress(Exception):
                 await self._receive(1, [env])
         self._drop(self._failed)
-        envs = [env for env in self._places if env in self._failed]
-        td = await self._surely(self._view(envs).reset)
-        shape = td.batch_size
-        index = torch.tensor(envs).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
-        self._ready.append(td.set("env_index", index.contiguous()))
-        for env in envs:
-            self._own_ids[env] = self._ids.take(shape[1:])
-        self._failed.clear()
+        free = self._failed.difference(self._env.outstanding)
+        self._beginning = [env for env in self._places if env in free]
+        return bool(free)
 
     def _view(self, envs: Collection[int]) -> AsyncEnvs:
         """These envs alone."""
         if len(envs) == len(self._places):
             return self._env
-        view: AsyncEnvs = self._env[[self._places[env] for env in envs]]  # type: ignore[index]
+        view: AsyncEnvs = self._env[[self._places[env] for env in envs]]
         return view
 
     async def _send(self, act: Act, most: int | None) -> None:
@@ -97,7 +107,7 @@ class FirstReady(Way):
         self._ready = [td]
         if most is not None and most < len(td):
             td, rest = td[:most], [td[most:]]
-        acted = await act(td)
+        acted = await act(td, _envs_of(td))
         try:
             self._env.send(acted)
         except BaseException as error:
@@ -159,13 +169,12 @@ class FirstReady(Way):
 
     async def abandon(self, *, drains: bool) -> None:
         await super().abandon(drains=drains)
-        while drains and self._env.outstanding:
+        while drains and (outstanding := self._env.outstanding):
             try:
-                await self._receive(len(self._env.outstanding))
-            except ConcurrencyError:  # somebody else receives them
-                raise
-            except Exception:
-                continue  # it is dropped like all the rest
+                await self._receive(len(outstanding))
+            except Exception:  # it is dropped like all the rest
+                if self._env.outstanding == outstanding:  # but nothing was received: not here, or by somebody else
+                    raise
 
 
 def _envs_of(td: TensorDictBase) -> list[int]:

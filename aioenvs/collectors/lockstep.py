@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from aioenvs.collectors.acting import places_of
 from aioenvs.collectors.storage import Storage
 from aioenvs.collectors.trajectories import TRAJ_IDS
 from aioenvs.collectors.ways import Act, Way, failed_envs
@@ -34,11 +33,23 @@ class Lockstep(Way):
 
     async def _begun(self) -> TensorDictBase:
         """The root of the next step."""
-        if self._root is None:
+        if self._root is not None:
+            self._lose(self._rebuilt())
+        while self._root is None:
+            fresh = {env for env, place in self._places.items() if not self._failed or place in self._failed}
             self._root = await self._attempt(self._reset)
             self._failed = frozenset()
             self._mark(self._ids.take(self._env.batch_size))
+            self._lose(self._rebuilt() - fresh)
         return self._root
+
+    def _lose(self, envs: Collection[int]) -> None:
+        """Have some envs reset, while the others go on from what they show."""
+        if envs:
+            self._root = None
+            self._failed = frozenset(self._places[env] for env in envs)
+            if len(self._failed) == len(self._places):
+                self._failed = frozenset()
 
     async def _reset(self) -> TensorDictBase:
         """Begin new episodes where they are needed, which is everywhere at the beginning."""
@@ -79,11 +90,8 @@ class Lockstep(Way):
         failed = failed_envs(error)
         if failed == ():  # nobody was asked
             return
-        self._root = None
-        places = places_of(self._env)
-        self._failed = frozenset(places[env] for env in failed or () if env in places)
-        if len(self._failed) == self._env.num_workers:
-            self._failed = frozenset()
+        self._root, self._failed = None, frozenset()
+        self._lose(self._places.keys() & set(failed or ()))
 
     async def settle(self) -> None:
         if not self._errand.pending:

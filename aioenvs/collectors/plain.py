@@ -15,20 +15,24 @@ from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.forwarding import documented_by
 from aioenvs.batched.plain import BatchedEnvBase
 from aioenvs.collectors.aio import AsyncCollector
+from aioenvs.collectors.progress import Progressing
+from aioenvs.engine.portal import Immediate
 
 __all__ = ["Collector"]
 
 
-class Collector:
+class Collector(Progressing):
     """Batches of steps that a policy takes, for a plain `for`; see `AsyncCollector`.
 
-    Ctrl-C loses nothing, as cancelling does not: the next batch goes on with the steps that are under way. Where an
-    event loop runs in the calling thread (a notebook), the policy is called in another one.
+    Ctrl-C loses nothing, as cancelling does not: the next batch goes on with the steps that are under way. But the envs
+    of a `SerialEnv`, unless they are coroutine envs, step in the calling thread: where Ctrl-C meets one in its step,
+    that step is lost, and all envs that were to step with it begin new episodes. Where an event loop runs in the
+    calling thread (a notebook), the policy is called in another one.
 
     Args:
         env: A sync face such as `ParallelEnv`, or a view of one.
         policy: As for `AsyncCollector`. A coroutine function is awaited in the loop of the envs, which a `SerialEnv`
-            does not have.
+            has only for coroutine envs.
         frames_per_batch: As for `AsyncCollector`, as are all others.
         total_frames: See `AsyncCollector`.
         min_get: See `AsyncCollector`.
@@ -83,6 +87,7 @@ class Collector:
             close_env=close_env,
         )
         self._collector._face = type(self).__name__
+        self._progress = self._collector._progress
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return self._env._run(coroutine)
@@ -90,38 +95,9 @@ class Collector:
     # -- description ------------------------------------------------------------------------------------
 
     @property
-    def frames(self) -> int:
-        """How many frames the batches have had."""
-        return self._collector.frames
-
-    @property
-    def iterations(self) -> int:
-        """How many batches there were."""
-        return self._collector.iterations
-
-    @property
-    def frames_per_batch(self) -> int:
-        """How many frames a batch has."""
-        return self._collector.frames_per_batch
-
-    @property
-    def total_frames(self) -> int:
-        """How many frames all batches have together; -1 for an endless run."""
-        return self._collector.total_frames
-
-    @property
     def env(self) -> BatchedEnvBase:
         """The envs."""
         return self._env
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all frames were returned."""
-        return self._collector.is_finished
-
-    @documented_by(AsyncCollector.__len__)
-    def __len__(self) -> int:
-        return len(self._collector)
 
     def __repr__(self) -> str:
         return repr(self._collector)
@@ -135,8 +111,21 @@ class Collector:
         """The next batch; see `AsyncCollector.next`."""
         return self.next()
 
-    @documented_by(AsyncCollector.next)
     def next(self) -> TensorDictBase:
+        """The next batch.
+
+        Ctrl-C loses nothing, except where it meets an env of a `SerialEnv`; see the class.
+
+        Returns:
+            A batch; see `AsyncCollector`.
+
+        Raises:
+            StopIteration: If there were all.
+            ClosedError: If the collector was shut down.
+            ConcurrencyError: If another thread waits for a batch, or somebody else uses the envs.
+            ValueError: If a batch cannot be made of the frames that these envs have in a step.
+            Exception: Whatever an env or the policy raised; what was collected is kept, and the next call goes on.
+        """
         if self.is_finished:
             raise StopIteration
         batch: TensorDictBase = self._run(self._collector.next())
@@ -174,18 +163,14 @@ class Collector:
 
     @documented_by(AsyncCollector.shutdown)
     def shutdown(self, *, close_env: bool | None = None) -> None:
-        if self._collector._is_closed:
+        if self._env.is_closed:  # nothing is left to be waited for, so no loop is made for it
+            Immediate().run(self._collector.shutdown(close_env=False))
             return
-        closes = self._collector._close_env if close_env is None else close_env
-        self._collector._check_free(closes)
         try:
-            if self._env.is_closed:
-                self._collector._is_closed = True
-            else:
-                self._run(self._collector._leave(closes))
+            self._run(self._collector.shutdown(close_env=close_env))
         finally:
-            if closes:
-                self._env.close(raise_if_closed=False)
+            if self._env.is_closed:
+                self._env.close(raise_if_closed=False)  # the private loop goes with the envs
 
     def __enter__(self) -> Self:
         self._env.__enter__()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDictBase
 
 from aioenvs.batched.base import AsyncEnvs
+from aioenvs.collectors.acting import places_of
 from aioenvs.collectors.errand import Errand
 from aioenvs.collectors.storage import Storage
 from aioenvs.collectors.trajectories import TrajectoryIds
@@ -18,7 +19,12 @@ from aioenvs.mdp import done_mask
 
 __all__ = ["Act", "Way", "failed_envs"]
 
-Act = Callable[[TensorDictBase], Awaitable[TensorDictBase]]
+
+class Act(Protocol):
+    """A policy."""
+
+    def __call__(self, td: TensorDictBase, rows: Sequence[int] | None = None) -> Awaitable[TensorDictBase]:
+        """A root with the actions; `rows` says of which env each row is, None that it is of all in order."""
 
 
 class Way(ABC):
@@ -44,6 +50,17 @@ class Way(ABC):
         scope = env._running_scope
         assert scope is not None
         self._whole = scope.whole
+        self._places = places_of(env)
+        self._replaced = list(self._whole.pool.replaced)
+
+    def _rebuilt(self) -> set[int]:
+        """Envs that were built anew, for whatever reason, since this was asked last, and so have no episode."""
+        pool = self._whole.pool
+        former, self._replaced = self._replaced, list(pool.replaced)
+        if former == self._replaced or pool.restarts:  # such a pool resets them
+            return set()
+        hosts = {env: pool.host_of(env) for env in self._places}
+        return {env for env, host in hosts.items() if former[host] != self._replaced[host]}
 
     def is_of(self, env: AsyncEnvs) -> bool:
         """Whether the envs are still those that it began with, rather than closed and perhaps started again."""
@@ -100,8 +117,10 @@ class Way(ABC):
 
     async def _surely(self, command: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """The result of a command that goes on when whoever waits for it is cancelled."""
-        if not self._whole.pool.suspends:  # there may be no loop, and there is nothing to wait for
+        pool = self._whole.pool
+        if not pool.suspends:  # there may be no loop, and there is nothing to wait for
             return await command()
+        await pool.enter_loop("collecting")
         return await self._errand.result(command)
 
     def _ended(self, td: TensorDictBase) -> torch.Tensor:

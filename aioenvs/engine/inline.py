@@ -76,7 +76,7 @@ class InlinePool(Pool):
     async def hold(
         self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
     ) -> Lease:
-        await self.enter(command)
+        await self.enter_loop(command)
         return await super().hold(selection, command, replacing=replacing, timeout=timeout)
 
     async def _enter_loop(self, command: str) -> None:
@@ -106,7 +106,7 @@ class InlinePool(Pool):
         self.slots.acquire(selection.envs, command)
         return Lease(selection, command, deadline, waits=self._yields)
 
-    async def enter(self, command: str) -> None:
+    async def enter_loop(self, command: str) -> None:
         if self._concurrent is not None and not self.slots.closed:
             await self._enter_loop(command)
 

@@ -225,14 +225,18 @@ class Pool(ABC):
             ValueError: If the timeout is none.
         """
 
-    async def enter(self, command: str) -> None:  # noqa: B027 - most are where they belong
-        """Go to where the envs belong, if that is yet to be found, before a command that waits for nothing."""
-
     def check_home(self, command: str) -> None:  # noqa: B027 - where anybody may command them
         """Refuse a command from where it cannot be given.
 
         Raises:
             AioEnvsError: In another event loop or process than that which started the envs.
+        """
+
+    async def enter_loop(self, command: str) -> None:  # noqa: B027 - where coroutines are always begun in one
+        """See to it that the rest of a coroutine runs in the event loop of the envs, if they have one.
+
+        Raises:
+            AioEnvsError: In another event loop than that.
         """
 
     @abstractmethod

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Generator
 from types import FrameType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from aioenvs.engine.driving import driven
 from aioenvs.errors import AioEnvsError, ConcurrencyError
 
 __all__ = ["PATIENCE", "Immediate", "LoopPortal", "Portal", "loop_wanted", "run_to_end"]
@@ -84,25 +85,7 @@ class Immediate:
 
 async def _rest(coroutine: Coroutine[Any, Any, T]) -> T:
     """What is left of a coroutine that was begun elsewhere, where it cannot be awaited."""
-    return await _forwarded(coroutine)
-
-
-@types.coroutine
-def _forwarded(coroutine: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-    resume = functools.partial(coroutine.send, None)
-    while True:
-        try:
-            awaited = resume()
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        try:
-            resume = functools.partial(coroutine.send, (yield awaited))
-        except GeneratorExit:
-            coroutine.close()
-            raise
-        except BaseException as error:
-            resume = functools.partial(coroutine.throw, error)
+    return await driven(coroutine)
 
 
 class _PausedLoop(asyncio.SelectorEventLoop):
