@@ -33,6 +33,8 @@ import aioenvs.testing as toys
 from aioenvs import AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, Collector, ParallelEnv, SerialEnv
 from aioenvs.collectors.acting import Actor
 from aioenvs.collectors.errand import Errand
+from aioenvs.collectors.first_ready import FirstReady
+from aioenvs.collectors.lockstep import Lockstep
 from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, SpecMismatchError, WorkerDiedError
 
 LENGTHS = numbered(NUM_ENVS, {0: {"length": 3}, 1: {"length": 5}, 2: {"length": 4}})
@@ -1123,3 +1125,22 @@ def test_what_it_says_of_itself() -> None:
     assert repr(source).endswith(", closed>")
     asynchronous = AsyncCollector(AsyncSerialEnv(2, CountingEnv), frames_per_batch=2)
     assert repr(asynchronous) == f"<AsyncCollector of {asynchronous.env!r}, 0 frames>"
+
+
+@pytest.mark.parametrize("way", [Lockstep, FirstReady])
+def test_a_batch_that_ctrl_c_kept_from_its_caller_comes_next(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interrupted(self: Any, *args: Any) -> Any:
+        found = await genuine(self, *args)
+        monkeypatch.setattr(way, "batch", genuine)
+        signal.raise_signal(signal.SIGINT)
+        return found
+
+    genuine, min_get = way.batch, None if way is Lockstep else 1
+    env = ParallelEnv(1, CountingEnv, create_env_kwargs=numbered(1), num_processes=1)
+    with Collector(env, by_step, frames_per_batch=4, total_frames=12, min_get=min_get) as source:
+        monkeypatch.setattr(way, "batch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            source.next()
+        assert (source.frames, source.iterations) == (0, 0)
+        steps = [batch["next", "observation"][..., 2].flatten().tolist() for batch in source]
+    assert steps == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]

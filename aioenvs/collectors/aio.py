@@ -124,6 +124,7 @@ class AsyncCollector(Progressing):
         self._ids = TrajectoryIds()
         self._saved = Saved(env, self._actor, self._progress, self._ids)
         self._way: Way | None = None
+        self._batch: TensorDictBase | None = None  # one that nobody has claimed yet
         self._is_closed = self._is_busy = False
 
     # -- description ------------------------------------------------------------------------------------
@@ -163,18 +164,29 @@ class AsyncCollector(Progressing):
         """
         if self.is_finished:
             raise StopAsyncIteration
-        batch: TensorDictBase = await self._alone(self._collect)
+        await self._prepare()
+        return self._claim()
+
+    async def _prepare(self) -> None:
+        """See to it that there is a batch; it waits for whoever claims it, also if this is cancelled as it succeeds."""
+        await self._alone(self._collect)
+
+    def _claim(self) -> TensorDictBase:
+        """The batch that there is, which counts from now on."""
+        batch, self._batch = self._batch, None
+        assert batch is not None, "a batch is claimed once, and after it was prepared"
+        self._progress.count()
         return batch
 
-    async def _collect(self) -> TensorDictBase:
+    async def _collect(self) -> None:
+        if self._batch is not None:
+            return
         way = await self._find_way()
         progress = self._progress
         if progress.plan.resets and way.is_between:
             way.restart()
         act = partial(self._actor.act, self._env, at_random=progress.at_random)
-        batch = await way.batch(act, progress.batches_left)
-        progress.count()
-        return batch
+        self._batch = await way.batch(act, progress.batches_left)
 
     async def _find_way(self) -> Way:
         """How the batches are collected from the envs as they run now."""

@@ -128,8 +128,9 @@ class Collector(Progressing):
         """
         if self.is_finished:
             raise StopIteration
-        batch: TensorDictBase = self._run(self._collector.next())
-        return batch
+        # Ctrl-C may come when all is done but the return: what was not returned is still there.
+        self._run(self._collector._prepare())
+        return self._collector._claim()
 
     # -- changes ----------------------------------------------------------------------------------------
 
