@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import collecting
@@ -1144,3 +1145,27 @@ def test_a_batch_that_ctrl_c_kept_from_its_caller_comes_next(way: Any, monkeypat
         assert (source.frames, source.iterations) == (0, 0)
         steps = [batch["next", "observation"][..., 2].flatten().tolist() for batch in source]
     assert steps == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
+
+
+async def test_an_env_whose_worker_was_replaced_after_its_last_step_begins_anew(tmp_path: Path) -> None:
+    died = tmp_path / "died"
+
+    class Mortal(CountingEnv):
+        """Fails in its third step, and takes its process with it in the reset after that."""
+
+        def reset(self, **options: Any) -> Any:
+            if self.env_id == 0 and self.episode == 1 and not died.exists():
+                died.touch()
+                os._exit(3)
+            return super().reset(**options)
+
+        def step(self, action: Any) -> Any:
+            if self.env_id == 0 and self.steps == 2 and not died.exists():
+                raise ValueError("once")
+            return super().step(action)
+
+    env = AsyncParallelEnv(2, Mortal, create_env_kwargs=numbered(2), num_processes=1)
+    async with AsyncCollector(env, by_step, frames_per_batch=4, total_frames=24, min_get=1) as source:
+        batches, errors = await persistently(source, Exception)
+    assert [type(error) for error in errors] == [ValueError, WorkerDiedError]
+    assert [len(batch) for batch in batches] == [4] * 6

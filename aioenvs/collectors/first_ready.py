@@ -43,6 +43,7 @@ class FirstReady(Way):
         self._ready: list[TensorDictBase] = []
         self._failed: set[int] = set(self._places)  # who needs a reset: at the beginning, everybody
         self._beginning: list[int] = []  # who is being reset
+        self._bereft: set[int] = set()  # who was built anew while a step of it was still to be received
         self._own_ids: dict[int, torch.Tensor] = {}
         self._early: list[TensorDictBase] = []  # steps that were received before there was a place for them
 
@@ -71,7 +72,7 @@ class FirstReady(Way):
             envs = self._beginning
             td = await self._surely(self._view(envs).reset)
             self._failed.difference_update(envs)
-            self._failed |= self._rebuilt().difference(envs, self._env.outstanding)
+            self._note_rebuilt(envs)
             shape = td.batch_size
             index = torch.tensor(envs).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
             self._ready.append(td.set("env_index", index.contiguous()))
@@ -83,7 +84,7 @@ class FirstReady(Way):
         ready = [env for td in self._ready for env in _envs_of(td)]
         outstanding = self._env.outstanding
         self._failed |= self._places.keys() - {*ready, *outstanding}
-        self._failed |= self._rebuilt().difference(outstanding)
+        self._note_rebuilt()
         for env in self._failed.intersection(outstanding):  # of a worker that died: each says so itself
             with contextlib.suppress(Exception):
                 await self._receive(1, [env])
@@ -91,6 +92,12 @@ class FirstReady(Way):
         free = self._failed.difference(self._env.outstanding)
         self._beginning = [env for env in self._places if env in free]
         return bool(free)
+
+    def _note_rebuilt(self, begun: Collection[int] = ()) -> None:
+        """Note down who was built anew and has no episode, but for those that have just begun one."""
+        rebuilt = self._rebuilt().difference(begun)
+        self._bereft |= rebuilt.intersection(self._env.outstanding)
+        self._failed |= rebuilt - self._bereft
 
     def _view(self, envs: Collection[int]) -> AsyncEnvs:
         """These envs alone."""
@@ -137,11 +144,15 @@ class FirstReady(Way):
         for env, ended in zip(index, self._ended(td), strict=True):
             self._own_ids[env] = self._ids.renewed(self._own_ids[env], ended)
         self._ready.append(root)
+        self._failed |= self._bereft.intersection(index)
+        self._bereft.difference_update(index)
+        self._drop(self._failed)
 
     def _fail(self, error: BaseException) -> None:
         """Note who needs a reset."""
         failed = error.env_index if isinstance(error, WorkerError) else failed_envs(error) or ()
         self._failed.update(self._places.keys() & set(failed))
+        self._bereft -= self._failed
         self._drop(self._failed)
 
     def _drop(self, envs: Collection[int]) -> None:
