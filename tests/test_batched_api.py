@@ -932,8 +932,12 @@ TALKING = [name for name in SIGNATURES if inspect.iscoroutinefunction(getattr(As
 
 @over_classes
 def test_parameters_have_their_usual_names(cls: Any) -> None:
-    for name, parameters in SIGNATURES.items():
-        assert list(inspect.signature(getattr(cls, name)).parameters)[1:] == parameters, name
+    for name, expected in SIGNATURES.items():
+        parameters = dict(inspect.signature(getattr(cls, name)).parameters)
+        timeout = parameters.pop("timeout", None)
+        assert list(parameters)[1:] == expected, name
+        assert (timeout is None) == (name not in TALKING or name in ("start", "close")), name
+        assert timeout is None or timeout.kind is inspect.Parameter.KEYWORD_ONLY, name
     assert list(inspect.signature(cls.rollout).parameters)[1:4] == ["max_steps", "policy", "callback"]
 
 

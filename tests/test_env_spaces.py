@@ -359,7 +359,7 @@ BAD_ACTIONS: dict[str, tuple[Any, Callable[[], Any], str]] = {
         lambda: torch.tensor([[1, 12], [0, 10], [2, 10]]),
         "integers from.*env 2",
     ),
-    "tensor for text": (spaces.Text(5), lambda: torch.zeros(3), "a value for every env.*Tensor"),
+    "tensor for text": (spaces.Text(5), lambda: torch.zeros(3), "one per env, as NonTensorStack.*Tensor"),
 }
 
 
