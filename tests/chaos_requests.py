@@ -173,9 +173,10 @@ class Request:
             first = failed[0]
             require(first in self.told, f"the error {error!r} is of another env")
             require(f"env {first} was told {self.told[first]}" in str(error), f"{error!r} is of another request")
+            self._require_own(error, failed)
             self._failed_some(failed)
         elif isinstance(error, ResetNeededError):
-            require(set(failed) <= set(self.told), f"{error!r} is of another env")
+            self._require_own(error, failed)
             self._failed_some(failed)
         elif isinstance(error, WorkerTimeoutError):
             killed = self._restarts and self.kind in ("echo", "look")  # whatever it asked for, nobody repeats it
@@ -197,6 +198,11 @@ class Request:
             self._open_all()
         else:
             raise Mismatch(f"an unexpected {error!r}")
+
+    def _require_own(self, error: BaseException, failed: Sequence[int]) -> None:
+        """No env may be named that was not asked, but one whose worker died with that of another."""
+        strangers = [env for env in failed if env not in self.told]
+        require(all(self.round.models[env].may_be_dead for env in strangers), f"{error!r} is of another env")
 
     def _failed_some(self, failed: Sequence[int]) -> None:
         """Some envs failed, and the others have stepped."""
