@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Receipt", "Request"]
 
 CLOCK = 0.02  # seconds by which a loop's own clock may be behind
+RESOLUTION = 0.001  # seconds by which time may be up too early by uvloop's clock, which counts milliseconds
 KILL_DELAY = 5.0  # seconds that it may take until a process that was to be killed is dead
-
-
-CLOCK = 0.001  # seconds by which uvloop's clock, which counts milliseconds, may be ahead of when time is up
 
 
 class Request:
@@ -147,7 +145,7 @@ class Request:
     @property
     def _was_slow(self) -> bool:
         """Whether the time for it may have been exceeded, without anybody's doing."""
-        return self.limit is not None and self.took > 0.8 * self.limit - CLOCK
+        return self.limit is not None and self.took > 0.8 * self.limit - RESOLUTION
 
     @property
     def _restarts(self) -> bool:
