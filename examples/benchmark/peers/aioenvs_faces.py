@@ -1,11 +1,9 @@
 """The faces of aioenvs: coroutines on uvloop, plain calls, one process, processes or threads."""
 
-import asyncio
 import functools
-import time
-from collections.abc import Callable
 from typing import Any
 
+from drivers import LoopDriver, TensorDictDriver
 from systems import FIRST_READY, NUM_BATCHES, Driver, Job, System, action_tensors
 
 import aioenvs
@@ -22,35 +20,13 @@ def factory_of(job: Job) -> Any:
     return make_tensor_env
 
 
-class PlainDriver(Driver):
-    """Steps a face that has plain calls."""
-
-    def __init__(self, job: Job, face: Callable[..., Any], **options: Any) -> None:
-        self._actions, self._count = action_tensors(job), 0
-        self._env = face(job.num_envs, factory_of(job), **options)
-        self._td = self._env.reset()
-
-    def step(self) -> int:
-        """Step all envs."""
-        self._td.set("action", self._actions[self._count % NUM_BATCHES])
-        self._count += 1
-        _, self._td = self._env.step_and_maybe_reset(self._td)
-        return len(self._actions[0])
-
-    def close(self) -> None:
-        """Close the face."""
-        self._env.close()
-
-
-class CoroutineDriver(Driver):
-    """Steps the face that has coroutines, on uvloop."""
+class CoroutineDriver(LoopDriver):
+    """Steps the face that has coroutines."""
 
     def __init__(self, job: Job, **options: Any) -> None:
-        import uvloop
-
+        super().__init__()
         self._actions, self._count = action_tensors(job), 0
         self._env = aioenvs.AsyncParallelEnv(job.num_envs, factory_of(job), **options)
-        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self._td = self._runner.run(self._env.reset())
 
     async def _step(self) -> int:
@@ -61,21 +37,6 @@ class CoroutineDriver(Driver):
     def _next_actions(self) -> Any:
         self._count += 1
         return self._actions[self._count % NUM_BATCHES]
-
-    def step(self) -> int:
-        """Step once."""
-        return self._runner.run(self._step())
-
-    def turn(self, seconds: float) -> tuple[int, float]:
-        """Step within one run of the event loop."""
-
-        async def steps() -> tuple[int, float]:
-            began, count = time.perf_counter(), 0
-            while (elapsed := time.perf_counter() - began) < seconds:
-                count += await self._step()
-            return count, elapsed
-
-        return self._runner.run(steps())
 
     def close(self) -> None:
         """Close the face and the loop."""
@@ -129,11 +90,12 @@ def _coroutines(job: Job, driver: type[CoroutineDriver] = CoroutineDriver, **opt
 
 
 def _parallel(job: Job) -> Driver:
-    return PlainDriver(job, aioenvs.ParallelEnv, num_processes=job.num_processes)
+    env = aioenvs.ParallelEnv(job.num_envs, factory_of(job), num_processes=job.num_processes)
+    return TensorDictDriver(job, env)
 
 
 def _serial(job: Job) -> Driver:
-    return PlainDriver(job, aioenvs.SerialEnv)
+    return TensorDictDriver(job, aioenvs.SerialEnv(job.num_envs, factory_of(job)))
 
 
 KINDS = ("gym", "torch")

@@ -5,13 +5,13 @@ import contextlib
 import mmap
 import os
 import socket
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from systems import NUM_BATCHES, Driver, Job, System, sample_actions
+from drivers import LoopDriver
+from systems import NUM_BATCHES, Job, System, sample_actions
 
 __all__ = ["SYSTEMS"]
 
@@ -31,12 +31,11 @@ class Reply(asyncio.Protocol):
         self.waiter.set_result(None)
 
 
-class Floor(Driver):
+class Floor(LoopDriver):
     """Bare processes, one byte each way for a step, results copied out of shared arrays."""
 
     def __init__(self, job: Job) -> None:
-        import uvloop
-
+        super().__init__()
         self._actions, self._count = sample_actions(job), 0
         env = job.workload.make()
         space, count = env.observation_space, job.num_envs
@@ -49,7 +48,6 @@ class Floor(Driver):
         for index in range(job.num_processes):
             first, last = (count * edge // job.num_processes for edge in (index, index + 1))
             pipes.append(self._fork([job.workload.make() for _ in range(first, last)], first, pipes))
-        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self._replies = self._runner.run(connect(pipes))
 
     def _fork(self, envs: list[gym.Env], first: int, others: Sequence[socket.socket]) -> socket.socket:
@@ -86,21 +84,6 @@ class Floor(Driver):
         await asyncio.gather(*(reply.waiter for reply in self._replies))
         _ = [part.copy() for part in (self.observation, self.reward, self.ends)]
         return len(self.reward)
-
-    def step(self) -> int:
-        """Step once."""
-        return self._runner.run(self._step())
-
-    def turn(self, seconds: float) -> tuple[int, float]:
-        """Step within one run of the event loop."""
-
-        async def steps() -> tuple[int, float]:
-            began, count = time.perf_counter(), 0
-            while (elapsed := time.perf_counter() - began) < seconds:
-                count += await self._step()
-            return count, elapsed
-
-        return self._runner.run(steps())
 
     def close(self) -> None:
         """Close the pipes, at which the processes end."""

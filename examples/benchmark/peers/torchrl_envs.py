@@ -2,10 +2,11 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from systems import FIRST_READY, NUM_BATCHES, Driver, Job, System, action_tensors
+from drivers import TensorDictDriver
+from systems import FIRST_READY, NUM_BATCHES, Driver, Job, System
 
 __all__ = ["SYSTEMS"]
 
@@ -23,31 +24,16 @@ def make_env(make: Callable[[], Any] | None) -> Any:
     return GymWrapper(make(), categorical_action_encoding=True)
 
 
-class BatchDriver(Driver):
-    """Steps a batched env or a pool, all envs at once."""
-
-    def __init__(self, job: Job, make: Callable[[Sequence[Callable[[], Any]]], Any]) -> None:
-        self._actions, self._count = action_tensors(job), 0
-        self._env = make([functools.partial(make_env, job.workload.make)] * job.num_envs)
-        self._td = self._env.reset()
-
-    def step(self) -> int:
-        """Step all envs."""
-        self._td.set("action", self._actions[self._count % NUM_BATCHES])
-        self._count += 1
-        _, self._td = self._env.step_and_maybe_reset(self._td)
-        return len(self._actions[0])
-
-    def close(self) -> None:
-        """Close the batched env."""
-        self._env.close()
+def makers(job: Job) -> list[Callable[[], Any]]:
+    """Return what makes each env."""
+    return [functools.partial(make_env, job.workload.make)] * job.num_envs
 
 
-class FirstReadyDriver(BatchDriver):
+class FirstReadyDriver(TensorDictDriver):
     """Steps those envs of a pool that were ready first."""
 
-    def __init__(self, job: Job, make: Callable[[Sequence[Callable[[], Any]]], Any]) -> None:
-        super().__init__(job, make)
+    def __init__(self, job: Job, env: Any) -> None:
+        super().__init__(job, env)
         self._td.set("action", self._actions[0])
         self._env.async_step_and_maybe_reset_send(self._td)
 
@@ -63,21 +49,21 @@ class FirstReadyDriver(BatchDriver):
 def _serial(job: Job) -> Driver:
     from torchrl.envs import SerialEnv
 
-    return BatchDriver(job, lambda makes: SerialEnv(len(makes), list(makes)))
+    return TensorDictDriver(job, SerialEnv(job.num_envs, makers(job)))
 
 
 def _parallel(job: Job) -> Driver:
     from torchrl.envs import ParallelEnv
 
-    return BatchDriver(job, lambda makes: ParallelEnv(len(makes), list(makes)))
+    return TensorDictDriver(job, ParallelEnv(job.num_envs, makers(job)))
 
 
-def _pool(job: Job, driver: type[BatchDriver] = BatchDriver) -> Driver:
+def _pool(job: Job, driver: type[TensorDictDriver] = TensorDictDriver) -> Driver:
     from torchrl.envs import AsyncEnvPool
 
     size = math.ceil(job.num_envs / job.num_processes)
     options: dict[str, Any] = {"backend": "multiprocessing", "exchange": "auto", "envs_per_worker": size}
-    return driver(job, lambda makes: AsyncEnvPool(list(makes), **options))
+    return driver(job, AsyncEnvPool(makers(job), **options))
 
 
 KINDS = ("gym", "torch")
