@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from aioenvs.engine.adapters import Call, Handling, ResetArguments
@@ -138,22 +138,19 @@ class InlinePool(Pool):
         return await self._execute(lease, Opcode.CALL, calls)
 
     async def _execute(self, lease: Lease, opcode: Opcode, values: Mapping[int, Any] | None) -> Outcome:
-        selection = lease.selection
+        selection, command = lease.selection, opcode.name.lower()
         positions = selection.parts[0][1] if selection.parts else ()
         if self._concurrent is None:
             outcome = self._host.execute(opcode, positions, values)
         else:
-            command = opcode.name.lower()
-            execution = self._concurrent.execute(opcode, positions, values)
-            outcome = await self._within(execution, lease)
+            outcome = await self._within(self._concurrent.execute(opcode, positions, values), lease)
             if self.slots.closed:
                 raise ClosedError(f"{describe_envs(selection.indices)} were closed while {command} was pending")
-        return outcome.located(opcode.name.lower())
+        return outcome.located(command)
 
-    async def _overdue(self, lease: Lease) -> None:
+    def _unanswered(self, envs: Set[int]) -> Set[int]:
         assert self._concurrent is not None
-        envs = lease.selection.envs
-        raise self._late(self._concurrent.at_work & envs or envs, lease)
+        return self._concurrent.at_work & envs
 
     async def _within(self, awaitable: Any, lease: Lease) -> Any:
         """As for other pools, but envs that are late have ended, too: no other request finds them at work."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -268,19 +268,22 @@ class Pool(ABC):
         future = asyncio.ensure_future(awaitable)
         try:
             if not await done_within([future], lease.deadline.left):
-                await self._overdue(lease)
+                self._overdue(lease)
             return await future
         finally:
             drop(future)
 
-    async def _overdue(self, lease: Lease) -> None:
+    def _overdue(self, lease: Lease) -> None:
         """Do what is done about envs that are late.
 
         Raises:
             WorkerTimeoutError: If that is the end of it.
         """
-        late = self.slots.unanswered(lease.selection.envs) or lease.selection.envs
-        raise self._late(late, lease)
+        raise self._late(self._unanswered(lease.selection.envs) or lease.selection.envs, lease)
+
+    def _unanswered(self, envs: Set[int]) -> Set[int]:
+        """Those of these envs that have not done what they were asked."""
+        return self.slots.unanswered(envs)
 
     def _late(self, envs: Collection[int], lease: Lease) -> WorkerTimeoutError:
         late, pids = tuple(sorted(envs)), self._pids_of(envs)

@@ -162,8 +162,8 @@ class RestartingPool(WorkerPool):
             await self._revive(lease.selection)
         return [reply for reply in replies if not isinstance(reply, BaseException)]
 
-    async def _overdue(self, lease: Lease) -> None:
-        late = self.slots.unanswered(lease.selection.envs)
+    def _overdue(self, lease: Lease) -> None:
+        late = self._unanswered(lease.selection.envs)
         self._kill_late(sorted({self.host_of(env) for env in late}), "an earlier command", lease)
 
     def _kill_late(self, indices: Collection[int], command: str, lease: Lease) -> None:
