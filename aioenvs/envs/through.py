@@ -17,7 +17,7 @@ from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.gym import GymEnv, GymWrapper
 from aioenvs.specs import Bounded, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
 from aioenvs.storage import storage_dtype, tensor_of
-from aioenvs.trees import Key
+from aioenvs.trees import Key, region_trees
 
 __all__ = ["GymEnvAdapter", "adapted", "can_see_through"]
 
@@ -31,23 +31,13 @@ def can_see_through(env: Any) -> bool:
     """
     if type(env) not in (GymEnv, GymWrapper) or env.info_dict_reader or (env.device and env.device.type != "cpu"):
         return False
-    spaces = env._adapter.metadata.leaves
-    expected = {leaf.key for leaf in spaces[NEXT]}
-    specs = dict(_leaves(env.observation_spec) | _leaves(env.full_reward_spec) | _leaves(env.full_done_spec))
-    if specs.keys() != expected or list(env.state_spec.keys(True, True)):
-        return False
-    actions = _leaves(env.full_action_spec)
-    if actions.keys() != {leaf.key for leaf in spaces[INPUT]}:
-        return False
-    if any(isinstance(spec, NonTensor) for spec in actions.values()):
+    spaces, trees = env._adapter.metadata.leaves, region_trees(env.output_spec, env.input_spec)
+    specs, actions = trees[NEXT].leaves, trees[INPUT].leaves  # among the latter states, which no Gymnasium env has
+    if specs.keys() != {leaf.key for leaf in spaces[NEXT]} or actions.keys() != {leaf.key for leaf in spaces[INPUT]}:
         return False
     return all(_is_same(specs[leaf.key], leaf) for leaf in spaces[NEXT]) and all(
         _is_one_hot(actions[leaf.key]) or _is_same(actions[leaf.key], leaf) for leaf in spaces[INPUT]
     )
-
-
-def _leaves(spec: Any) -> dict[Key, TensorSpec]:
-    return {key if isinstance(key, tuple) else (key,): spec[key] for key in spec.keys(True, True)}
 
 
 def _is_same(spec: TensorSpec, leaf: Any) -> bool:
