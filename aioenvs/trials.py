@@ -115,13 +115,17 @@ def _stepper(env: Any) -> tuple[Round, int]:
 def _tensor_stepper(env: Any) -> tuple[Round, int]:
     td = env.reset()
     done = set(env.done_keys)
-    size = sum(size_of(td[key]) for key in td.keys(True, True) if key not in done)
+    return _random_steps(env, td), sum(size_of(td[key]) for key in td.keys(True, True) if key not in done)
+
+
+def _random_steps(env: Any, td: Any) -> Round:
+    """Steps with random actions from a root on."""
 
     def step() -> None:
         nonlocal td
         _, td = env.step_and_maybe_reset(env.rand_action(td))
 
-    return step, size
+    return step
 
 
 def _timed(step: Round, seconds: float) -> tuple[float, float, int, int]:
@@ -206,13 +210,7 @@ def _started(setting: Setting, factory: Any, num_workers: int) -> Iterator[Round
     else:
         env = ParallelEnv(num_workers, factory, num_processes=setting.count, backend=setting.kind)
     try:
-        td = env.reset()
-
-        def step() -> None:
-            nonlocal td
-            _, td = env.step_and_maybe_reset(env.rand_action(td))
-
-        yield step
+        yield _random_steps(env, env.reset())
     finally:
         env.close(raise_if_closed=False)
 
