@@ -129,10 +129,10 @@ class AsyncEnvs(AsyncSteps):
         if tensordict is not None:
             check_tensordict(tensordict, self.batch_size)
             if scope is not None and tensordict.get("env_index", None) is not None:
-                own = scope.envs.tolist()
-                named = named_envs(tensordict, own)
-                if named != tuple(own):
-                    return self[[own.index(env) for env in named]].rand_action(tensordict)
+                places = {env: place for place, env in enumerate(scope.envs.tolist())}
+                named = named_envs(tensordict, tuple(places))
+                if named != tuple(places):
+                    return self[[places[env] for env in named]].rand_action(tensordict)
         td = super().rand_action(tensordict)
         samples = scope.exchange.random_objects() if scope is not None else []
         if samples and all(own.keys() == samples[0].keys() for own in samples):

@@ -23,6 +23,8 @@ __all__ = [
     "check_tensordict",
     "check_unlocked",
     "each_of",
+    "envs_of",
+    "index_of",
     "merge_arguments",
     "named_envs",
     "read_masks",
@@ -101,7 +103,7 @@ def named_envs(td: Any, envs: Sequence[int]) -> tuple[int, ...]:
         raise TypeError(f"expected a tensor of integers as 'env_index', found {index!r}")
     if not index.ndim or not index.numel():
         raise ValueError(f"expected the index of one env per row as 'env_index', found {index!r}")
-    named: list[int] = (index if index.ndim == 1 else index.reshape(len(index), -1)[:, 0]).tolist()
+    named = envs_of(td)
     if index.ndim > 1 and any(len(set(row)) > 1 for row in index.reshape(len(index), -1).tolist()):
         raise ValueError(f"expected the index of one env per row as 'env_index', found {index!r}")
     distinct = set(named)
@@ -110,6 +112,21 @@ def named_envs(td: Any, envs: Sequence[int]) -> tuple[int, ...]:
     if len(distinct) < len(named):
         raise ValueError(f"'env_index' names an env twice, which can only do one thing at a time: {named!r}")
     return tuple(named)
+
+
+def envs_of(td: TensorDictBase) -> list[int]:
+    """The env of each row, by `env_index`."""
+    index = td.get("env_index")
+    envs: list[int] = (index if index.ndim == 1 else index.reshape(len(index), -1)[:, 0]).tolist()
+    return envs
+
+
+def index_of(envs: Sequence[int], batch_size: torch.Size) -> torch.Tensor:
+    """The `env_index` of rows of these envs, for each part of theirs."""
+    index = torch.tensor(envs)
+    if len(batch_size) == 1:
+        return index
+    return index.reshape(-1, *[1] * (len(batch_size) - 1)).expand(batch_size).contiguous()
 
 
 def read_masks(td: TensorDictBase, shapes: Mapping[Any, Any]) -> dict[Key, torch.Tensor]:

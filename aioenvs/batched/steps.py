@@ -6,11 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.batched.calls import AsyncCalls
-from aioenvs.batched.requests import check_next, check_size, check_unlocked, named_envs, step_rows
+from aioenvs.batched.requests import check_next, check_size, check_unlocked, index_of, named_envs, step_rows
 from aioenvs.batched.sent import Sent, gathered
 from aioenvs.batched.signature import Signature
 from aioenvs.engine.host import Outcome
@@ -200,7 +199,7 @@ class AsyncSteps(AsyncCalls):
         envs = [ticket.env for ticket in tickets]
         look = whole.look(envs)
         td = gathered([(ticket.sent, ticket.row) for ticket in tickets])
-        td.set("env_index", _spread(torch.tensor(envs), look.signature.batch_size))
+        td.set("env_index", index_of(envs, look.signature.batch_size))
         if all(ticket.following is None for ticket in tickets):
             following, root = whole.last_step(envs, look)
         else:
@@ -213,13 +212,6 @@ class AsyncSteps(AsyncCalls):
         after = look.results.after_step(td, _entries(td, look.signature), following, root)
         assert after is not None
         return td, after, functools.partial(whole.outbox.take, tickets)
-
-
-def _spread(index: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:
-    """The indices of envs, for each part of theirs."""
-    if len(batch_size) == 1:
-        return index
-    return index.reshape(-1, *[1] * (len(batch_size) - 1)).expand(batch_size).contiguous()
 
 
 def _entries(td: TensorDictBase, signature: Signature) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -74,15 +74,12 @@ class Actor:
             return
         self.module.load_state_dict(weights.state_dict() if isinstance(weights, torch.nn.Module) else weights)
 
-    async def act(
-        self, env: AsyncEnvs, td: TensorDictBase, rows: Sequence[int] | None = None, *, at_random: bool
-    ) -> TensorDictBase:
+    async def act(self, env: AsyncEnvs, td: TensorDictBase, *, at_random: bool) -> TensorDictBase:
         """The root of some envs with the actions.
 
         Args:
             env: All envs.
-            td: The root.
-            rows: Of which env each row is, by index in the whole; None for all, in their order.
+            td: The root, of all envs in their order, or of those that its `env_index` names.
             at_random: Whether to choose at random, whatever the policy is.
 
         Raises:
@@ -90,7 +87,7 @@ class Actor:
             Exception: Whatever the policy raised.
         """
         if at_random or self._policy is None:
-            return _among(env, rows).rand_action(td)
+            return env.rand_action(td)
         if self._act is None:
             self._act = as_policy(self._policy, env)
         with self._explores():
@@ -112,15 +109,6 @@ def _placed(policy: Any, device: torch.device | None) -> Any:
     if all(torch.empty(0, device=device).device == tensor.device for tensor in tensors):
         return policy
     return copy.deepcopy(policy).to(device)
-
-
-def _among(env: AsyncEnvs, rows: Sequence[int] | None) -> AsyncEnvs:
-    """The envs that a root is of, in the order of its rows; actions are chosen for each from its own specs."""
-    everybody = places_of(env)
-    if rows is None or list(rows) == list(everybody):
-        return env
-    view: AsyncEnvs = env[[everybody[each] for each in rows]]
-    return view
 
 
 def places_of(env: AsyncEnvs) -> Mapping[int, int]:

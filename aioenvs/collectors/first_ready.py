@@ -10,6 +10,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.batched.base import AsyncEnvs
+from aioenvs.batched.requests import envs_of, index_of
 from aioenvs.collectors.storage import Storage
 from aioenvs.collectors.trajectories import TRAJ_IDS, TrajectoryIds
 from aioenvs.collectors.ways import Act, Way, failed_envs
@@ -74,14 +75,13 @@ class FirstReady(Way):
             self._failed.difference_update(envs)
             self._note_rebuilt(envs)
             shape = td.batch_size
-            index = torch.tensor(envs).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
-            self._ready.append(td.set("env_index", index.contiguous()))
+            self._ready.append(td.set("env_index", index_of(envs, shape)))
             for env in envs:
                 self._own_ids[env] = self._ids.take(shape[1:])
 
     async def _find_needy(self) -> bool:
         """Note down who has to be reset now; whether there is anybody."""
-        ready = [env for td in self._ready for env in _envs_of(td)]
+        ready = [env for td in self._ready for env in envs_of(td)]
         outstanding = self._env.outstanding
         self._failed |= self._places.keys() - {*ready, *outstanding}
         self._note_rebuilt()
@@ -114,13 +114,13 @@ class FirstReady(Way):
         self._ready = [td]
         if most is not None and most < len(td):
             td, rest = td[:most], [td[most:]]
-        acted = await act(td, _envs_of(td))
+        acted = await act(td)
         try:
             self._env.send(acted)
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):  # an interrupt: some may be in the middle of a step
-                self._failed.update(_envs_of(td))
+                self._failed.update(envs_of(td))
             raise
         self._ready = rest
 
@@ -139,7 +139,7 @@ class FirstReady(Way):
         except Exception as error:
             self._fail(error)
             raise
-        index = _envs_of(td)
+        index = envs_of(td)
         self._early.append(td.set(TRAJ_IDS, torch.stack([self._own_ids[env] for env in index])))
         for env, ended in zip(index, self._ended(td), strict=True):
             self._own_ids[env] = self._ids.renewed(self._own_ids[env], ended)
@@ -159,7 +159,7 @@ class FirstReady(Way):
         """Forget the roots of these envs."""
         kept = []
         for td in self._ready:
-            rows = [row for row, env in enumerate(_envs_of(td)) if env not in envs]
+            rows = [row for row, env in enumerate(envs_of(td)) if env not in envs]
             if rows:
                 kept.append(td if len(rows) == len(td) else td[torch.tensor(rows)])
         self._ready = kept
@@ -186,12 +186,6 @@ class FirstReady(Way):
             except Exception:  # it is dropped like all the rest
                 if self._env.outstanding == outstanding:  # but nothing was received: not here, or by somebody else
                     raise
-
-
-def _envs_of(td: TensorDictBase) -> list[int]:
-    """The env that each row is of."""
-    index: list[int] = td.get("env_index").reshape(len(td), -1)[:, 0].tolist()
-    return index
 
 
 def _joined(tds: Sequence[TensorDictBase]) -> TensorDictBase:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -19,12 +19,7 @@ from aioenvs.mdp import done_mask
 
 __all__ = ["Act", "Way", "failed_envs"]
 
-
-class Act(Protocol):
-    """A policy."""
-
-    def __call__(self, td: TensorDictBase, rows: Sequence[int] | None = None) -> Awaitable[TensorDictBase]:
-        """A root with the actions; `rows` says of which env each row is, None that it is of all in order."""
+Act = Callable[[TensorDictBase], Awaitable[TensorDictBase]]  # the policy: from a root to the same with the actions
 
 
 class Way(ABC):
