@@ -14,7 +14,7 @@ from aioenvs.engine.copying import received
 from aioenvs.engine.layout import Arrays, Leaf
 from aioenvs.engine.metadata import IN_NEXT, IN_ROOT, INPUT, NEXT, ROOT, STATUS, WHERE, EnvMetadata
 from aioenvs.engine.spaces import Objects
-from aioenvs.engine.streams import NUMPY, PYTHON, Streams, torch_generator
+from aioenvs.engine.streams import Streams, TrialStreams, torch_generator
 from aioenvs.envs.base import EnvBase
 from aioenvs.errors import ResetNeededError, SpecMismatchError
 from aioenvs.mdp import flat_key, ruling_keys
@@ -53,7 +53,12 @@ class TensorDictAdapter:
         self.metadata = self._describe()
         self._rows: dict[str, dict[Key, torch.Tensor]] = {INPUT: {}, NEXT: {}, ROOT: {}}
         self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
-        self._streams = Streams(PYTHON, NUMPY, TORCH, use=handling.generators)
+        # Of each region, what has a row: what it must be, and where it comes; and what has none.
+        self._fixed: dict[str, list[tuple[Key, torch.Size, torch.dtype | None]]] = {}
+        self._targets: dict[str, list[torch.Tensor]] = {}
+        self._loose: dict[str, dict[Key, TensorSpec]] = {}
+        self._trial = TrialStreams(TORCH, use=handling.generators)
+        self._streams: Streams = self._trial
         self._failed = False
         # The next root is needed only where an episode ended, so it is made only there, except by envs that step and
         # reset in a way of their own.
@@ -105,16 +110,24 @@ class TensorDictAdapter:
                 key: tensor_of(array[row : row + 1].reshape(array.shape[1:]), tree.leaves[key].dtype)
                 for key, array in arrays[region].items()
             }
+            rows = self._rows[region]
+            self._targets[region] = list(rows.values())
+            self._fixed[region] = [(key, tree.leaves[key].shape, tree.leaves[key].dtype) for key in rows]
+            self._loose[region] = {key: spec for key, spec in tree.leaves.items() if key not in rows}
 
     def seed(self, seed: int) -> None:
-        self._streams.seed(seed)
+        self._begin_streams(seed)
         with self._streams:
             self.env.set_seed(seed)
+
+    def _begin_streams(self, seed: int) -> None:
+        self._trial.seed(seed)
+        self._streams = self._trial
 
     def reset(self, arguments: ResetArguments) -> None:
         kwargs = received(dict(arguments.kwargs), keeps_graph=self._keeps_grad)
         if "seed" in kwargs and self._is_batch:  # which replaces dead workers before it seeds their envs
-            self._streams.seed(kwargs["seed"])
+            self._begin_streams(kwargs["seed"])
         elif "seed" in kwargs:
             self.seed(kwargs.pop("seed"))
         self._failed = True
@@ -152,6 +165,8 @@ class TensorDictAdapter:
             done = any(bool(values[key].any()) for key in self.metadata.done_keys)
             if done and maybe_reset:
                 self._write(ROOT, self.env.maybe_reset(self.env.step_mdp(td)) if following is None else following)
+        if self._streams is self._trial and isinstance(settled := self._trial.settled(), Streams):
+            self._streams = settled
         self._failed = False
         return done
 
@@ -161,24 +176,33 @@ class TensorDictAdapter:
 
     def _write(self, region: str, td: TensorDictBase) -> dict[Key, Any]:
         """Hand over the values of a region; returns them as they are."""
-        tree, rows, objects = self._trees[region], self._rows[region], self._objects[region]
-        values = tree.read(td)
-        for key, spec in tree.leaves.items():
+        values = self._trees[region].read(td)
+        written: list[Any] = []
+        for key, shape, dtype in self._fixed[region]:
             value = values.get(key)
-            if value is None:
-                raise self._mismatch(key, f"a value by the env's {region} spec", f"the keys {_keys(td)!r}")
-            if isinstance(spec, NonTensor):
-                objects[key] = copied(plain(value))  # the env may reuse it
-                continue
-            self._check(key, spec, value)
-            if key in rows:
-                rows[key].copy_(value)
-            else:
-                objects[key] = value.clone()
+            if type(value) is not torch.Tensor or value.shape != shape or value.dtype is not dtype:
+                self._check(region, key, td, value)
+            written.append(value)
+        for key, spec in self._loose[region].items():
+            value = values.get(key)
+            self._check(region, key, td, value)
+            self._objects[region][key] = copied(plain(value) if isinstance(spec, NonTensor) else value)
+        if written:
+            torch._foreach_copy_(self._targets[region], written)
         self._where[0] = IN_ROOT if region == ROOT else IN_NEXT
         return values
 
-    def _check(self, key: Key, spec: TensorSpec, value: Any) -> None:
+    def _check(self, region: str, key: Key, td: TensorDictBase, value: Any) -> None:
+        """Check that a value is what its spec says.
+
+        Raises:
+            SpecMismatchError: If it is not.
+        """
+        spec = self._trees[region].leaves[key]
+        if value is None:
+            raise self._mismatch(key, f"a value by the env's {region} spec", f"the keys {_keys(td)!r}")
+        if isinstance(spec, NonTensor):
+            return
         if not isinstance(value, torch.Tensor):
             raise self._mismatch(key, f"a tensor of {spec.dtype}", type(value).__name__)
         fits = value.shape == spec.shape or (
