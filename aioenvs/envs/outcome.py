@@ -157,6 +157,9 @@ class _Entries(Mapping[str, Any]):
             raise KeyError(name)
         return self._td.get(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # which does not need the value
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
