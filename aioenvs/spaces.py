@@ -120,16 +120,16 @@ def rows_spec(spaces: Alike, device: DeviceLike | None = None, *, one_hot: bool 
             low, high = (np.stack([getattr(each, end) for each in spaces.spaces]) for end in ("low", "high"))
             return leaf_spec(gym_spaces.Box(low, high, dtype=low.dtype.type), device)
         case gym_spaces.Discrete() | gym_spaces.MultiDiscrete() if one_hot:
-            raise SpecMismatchError(f"expected the same space for all where values are one-hot, found {spaces.spaces!r}")
+            raise SpecMismatchError(
+                f"expected the same space for all where values are one-hot, found {spaces.spaces!r}"
+            )
         case gym_spaces.Discrete() as first:
             counts, starts = ([int(getattr(each, name)) for each in spaces.spaces] for name in ("n", "start"))
             return MultiCategorical(counts, (count,), dtype=_dtype(first), device=device, start=starts)
         case gym_spaces.MultiDiscrete() as first:
             counts, starts = ([getattr(each, name) for each in spaces.spaces] for name in ("nvec", "start"))
             shape = (count, *first.shape)
-            return MultiCategorical(
-                np.stack(counts), shape, dtype=_dtype(first), device=device, start=np.stack(starts)
-            )
+            return MultiCategorical(np.stack(counts), shape, dtype=_dtype(first), device=device, start=np.stack(starts))
         case _:
             return NonTensor((count,), device=device)
 
@@ -158,9 +158,7 @@ def composites(
     }
     return (
         Composite({f"full_{kind}_spec": _nested(found, counts, device, False) for kind, found in outputs.items()}),
-        Composite(
-            full_action_spec=_nested(specs["action"], counts, device, one_hot), full_state_spec=Composite()
-        ),
+        Composite(full_action_spec=_nested(specs["action"], counts, device, one_hot), full_state_spec=Composite()),
     )
 
 

@@ -24,7 +24,9 @@ __all__ = [
     "describe",
     "has_agents",
     "is_turn_based",
+    "members_of",
     "refuse_turns",
+    "state_leaves",
 ]
 
 ACTION_MASK = "action_mask"
@@ -173,11 +175,13 @@ def describe(env: Any, who: str, options: AgentOptions, seed: int | None = None)
     Raises:
         SpecMismatchError: It has no agents, or no spaces for them, or agents of one group differ too much.
     """
-    agents = _agents(env, who)
+    agents = members_of(env, who)
     grouped = options.group_map if options.group_map is not None else default_groups(list(agents.values()))
     taken = sorted(name for name in grouped if name in RESERVED)
     if taken:
-        raise SpecMismatchError(f"{who} has the groups {taken!r}, keys that are taken; name them otherwise in group_map")
+        raise SpecMismatchError(
+            f"{who} has the groups {taken!r}, keys that are taken; give them other names by group_map"
+        )
     result = env.reset() if seed is None else env.reset(seed=seed)
     if not isinstance(result, tuple) or len(result) != 2 or not all(isinstance(part, Mapping) for part in result):
         raise SpecMismatchError(f"{who}: reset must return the dicts (observations, infos), found {result!r}")
@@ -190,10 +194,21 @@ def describe(env: Any, who: str, options: AgentOptions, seed: int | None = None)
     return Description(groups, state, _metadata(str(env), groups, state, options))
 
 
-def _agents(env: Any, who: str) -> dict[Any, Member]:
+def members_of(env: Any, who: str) -> dict[Any, Member]:
+    """All agents that an env may have, by name.
+
+    Args:
+        env: With PettingZoo's signatures.
+        who: What it is called in messages.
+
+    Raises:
+        SpecMismatchError: It has none, or some without spaces.
+    """
     names = list(getattr(env, "possible_agents", None) or ())
     if not names or len(set(names)) < len(names):
-        raise SpecMismatchError(f"{who} ({env}) must have agents, of different names, as possible_agents, found {names!r}")
+        raise SpecMismatchError(
+            f"{who} ({env}) must have agents, of different names, as possible_agents, found {names!r}"
+        )
     agents = {}
     for name in names:
         spaces = [getattr(env, f"{kind}_space")(name) for kind in ("observation", "action")]
@@ -244,15 +259,15 @@ def _different(
 def _numbers_in(infos: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
     """The shapes of what is a number in each of some infos, or an array of them, by name."""
     found = {}
-    for name, value in infos[0].items() if infos else ():
-        shapes = {shape_of_numbers(info.get(name)) for info in infos}
+    for name in infos[0] if infos else ():
+        shapes = {_shape_of_numbers(info.get(name)) for info in infos}
         shape = shapes.pop() if len(shapes) == 1 else None
         if isinstance(name, str) and name != ACTION_MASK and shape is not None:
             found[name] = shape
     return found
 
 
-def shape_of_numbers(value: Any) -> tuple[int, ...] | None:
+def _shape_of_numbers(value: Any) -> tuple[int, ...] | None:
     """The shape of a number, a bool, or an array of them; None of anything else."""
     try:
         array = np.asarray(value)
@@ -286,19 +301,19 @@ def _metadata(name: str, groups: Sequence[Group], state: Any, options: AgentOpti
     done: dict[Key, Any] = {(flag,): Numbers("|b1", (1,)) for flag in DONE_NAMES}
     for group in groups:
         observation.update(_observed(group, options.use_mask))
-        action.update(_alike(group.action, [flatten(member.action, (group.name, "action")) for member in group.members]))
+        actions = [flatten(member.action, (group.name, "action")) for member in group.members]
+        action.update(_alike(group.action, actions))
         count = len(group.members)
         reward[group.name, "reward"] = Numbers("<f4", (count, 1))
         done.update({(group.name, flag): Numbers("|b1", (count, 1)) for flag in DONE_NAMES})
     if state is not None:
         observation.update({leaf.key: leaf.space for leaf in state_leaves(state)})
     root = {**observation, **done}
+    regions = {INPUT: action, NEXT: {**root, **reward}, ROOT: root}
     return EnvMetadata(
         name=name,
-        leaves={
-            region: _fixed(values) for region, values in ((INPUT, action), (NEXT, {**root, **reward}), (ROOT, root))
-        },
-        objects={region: dict.fromkeys(_loose(values)) for region, values in ((INPUT, action), (NEXT, root), (ROOT, root))},
+        leaves={region: _fixed(values) for region, values in regions.items()},
+        objects={region: dict.fromkeys(_loose(values)) for region, values in regions.items()},
         reward_keys=tuple(reward),
         done_keys=(("done",),),
         specs={

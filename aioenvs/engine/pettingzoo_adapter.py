@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aioenvs.engine.agents import (
     ACTION_MASK,
@@ -114,9 +113,7 @@ class PettingZooAdapter(GymAdapter):
 
     def _after_step(self, result: Any) -> bool:
         if not isinstance(result, tuple) or len(result) != 5:
-            raise self._bad_result(
-                "step must return (observations, rewards, terminations, truncations, infos)", result
-            )
+            raise self._bad_result("step must return (observations, rewards, terminations, truncations, infos)", result)
         observations, rewards, terminations, truncations, infos = self._by_agent(result, OUTCOME)
         acting = self._present(observations)
         self._next.write(observations, infos, acting)
@@ -179,7 +176,8 @@ class PettingZooAdapter(GymAdapter):
         missing = [name for name in acting if name not in observations]
         if missing:
             raise SpecMismatchError(
-                f"{self._who}: expected an observation of each agent in env.agents, {acting!r}, found none of {missing!r}"
+                f"{self._who}: expected an observation of each agent in env.agents, {acting!r}, "
+                f"found none of {missing!r}"
             )
         if not self._options.use_mask and len(observations) < len(self._spaces):
             absent = [name for name in self._spaces if name not in observations]
@@ -204,9 +202,7 @@ class PettingZooAdapter(GymAdapter):
             region.write_state(self.env.state())
 
 
-def _action_reader(
-    group: Group, member: Member, place: int, arrays: Arrays, objects: Objects, row: int
-) -> Reader:
+def _action_reader(group: Group, member: Member, place: int, arrays: Arrays, objects: Objects, row: int) -> Reader:
     """A function that returns an agent's action."""
     key = (group.name, "action")
     own = {leaf.key: arrays[leaf.key][row] for leaf in group.action if leaf.leaf is not None}
@@ -228,9 +224,7 @@ class _Picked(dict[Key, Any]):
 class _Seat:
     """The place of one agent in the arrays of a region."""
 
-    def __init__(
-        self, group: Group, place: int, arrays: Arrays, row: int, who: str, use_mask: bool
-    ) -> None:
+    def __init__(self, group: Group, place: int, arrays: Arrays, row: int, who: str, use_mask: bool) -> None:
         member = group.members[place]
         self.name = member.name
         self._has_mask_inside = group.mask is not None and group.mask[1] == "observation"
@@ -239,9 +233,7 @@ class _Seat:
         own = {leaf.key: arrays[leaf.key][row] for leaf in group.observation if leaf.leaf is not None}
         key = (group.name, "observation")
         self._write: Writer = writer(member.observation, key, own, self.objects, place, self._who)
-        self._infos = {
-            name: arrays[group.name, "info", name][row, place, ...] for name in group.infos
-        }
+        self._infos = {name: arrays[group.name, "info", name][row, place, ...] for name in group.infos}
         self._zeros = [*(array[place, ...] for array in own.values()), *self._infos.values()]
         self._allowed = None if group.mask is None else arrays[group.name, ACTION_MASK][row, place, ...]
         self._mask = arrays[group.name, "mask"][row] if use_mask else None

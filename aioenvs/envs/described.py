@@ -12,7 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.mdp import NestedKey, any_done
-from aioenvs.specs import Composite, StackedComposite, TensorSpec
+from aioenvs.specs import Categorical, Composite, OneHot, StackedComposite, TensorSpec
 
 __all__ = ["Described", "NestedKey", "SpecIndex", "by_depth"]
 
@@ -100,6 +100,20 @@ class SpecIndex:
         states = self.every_key("state")
         rewards = [key for key in self.every_key("reward") if key not in states]
         return (*rewards, *self.every_key("action"))
+
+    @functools.cached_property
+    def masked_actions(self) -> dict[NestedKey, NestedKey]:
+        """Which observations say what actions are allowed, by the keys of the actions."""
+        actions, observations = self.full("action"), self.full("observation")
+        found: dict[NestedKey, NestedKey] = {}
+        for key in () if self.members else self.keys("action"):
+            mask_key: NestedKey = "action_mask" if isinstance(key, str) else (*key[:-1], "action_mask")
+            spec = actions[key]
+            if mask_key in self.keys("observation") and type(spec) in (Categorical, OneHot):
+                choices = spec.shape if type(spec) is OneHot else (*spec.shape, spec.n)
+                if tuple(observations[mask_key].shape) == tuple(choices):
+                    found[key] = mask_key
+        return found
 
     @functools.cached_property
     def is_dynamic(self) -> bool:
@@ -328,6 +342,9 @@ class Described(ABC):
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Fill in random actions, drawn from torch's generator.
 
+        Where an observation beside an action is an `action_mask`, of a flag for each of its choices, the action is
+        among those that it allows; it does not count where it allows none.
+
         Args:
             tensordict: Where to put them, of shape `batch_size`, or of any where the env has no batch size and is
                 not `batch_locked`; None for a new TensorDict.
@@ -344,7 +361,13 @@ class Described(ABC):
             return drawn
         self._check_batch_size(tensordict)
         size = tensordict.batch_size
-        return tensordict.update(spec.rand(size[: len(size) - spec.ndim]))
+        lead = size[: len(size) - spec.ndim]
+        tensordict.update(spec.rand(lead))
+        for key, mask_key in self._index.masked_actions.items():
+            mask = tensordict.get(mask_key, None)
+            if mask is not None:
+                tensordict.set(key, _drawn(spec[key], mask, lead))
+        return tensordict
 
     def fake_tensordict(self) -> TensorDictBase:
         """What a step returns, with zeros in it, or the nearest values that the specs allow.
@@ -366,6 +389,15 @@ class Described(ABC):
             tensordict: With the done flags at its root, such as what is under a step's `next`.
         """
         return any_done(tensordict, self._index.every_key("done"))
+
+
+def _drawn(spec: Any, mask: torch.Tensor, lead: torch.Size) -> torch.Tensor:
+    """A random value among those that a mask allows; where it allows none, among all."""
+    allowed = mask.to(torch.bool)
+    masked = spec.expand(*lead, *spec.shape).clone()
+    masked.update_mask(allowed | ~allowed.any(-1, keepdim=True))
+    drawn: torch.Tensor = masked.rand()
+    return drawn
 
 
 def _zeros(specs: Sequence[Composite]) -> TensorDictBase:
