@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ class CrowdEnv(ParallelEnv[Any, Any, Any]):
         fault: What is called before a step with the number of the step.
         infos: What the infos of an agent are, by its number and the step.
         spaces: The number of actions of each agent.
+        strict: Whether actions of others than those that are there are an error.
     """
 
     metadata = {"name": "crowd_v0", "is_parallelizable": True}  # noqa: RUF012
@@ -43,17 +45,17 @@ class CrowdEnv(ParallelEnv[Any, Any, Any]):
         names: Sequence[Any] = NAMES,
         last_words: bool = True,
         fault: Callable[[int], object] | None = None,
-        infos: Callable[[int, int], dict[str, Any]] = lambda number, step: {},
+        infos: Callable[[int, int], dict[str, Any]] | None = None,
         spaces: Sequence[int] = (5, 5, 5, 7),
+        strict: bool = True,
     ) -> None:
         self.lives, self.length, self.last_words, self.fault, self.infos = lives, length, last_words, fault, infos
-        self.possible_agents = list(names)
+        self.possible_agents, self.strict = list(names), strict
         self.agents: list[Any] = []
         self._number = {name: number for number, name in enumerate(names)}
         self._actions = [Discrete(n) for n in spaces]
         self._observation = Box(-(2.0**40), 2.0**40, (4,), np.float64)
         self.steps = 0
-        self.seen: list[dict[Any, Any]] = []
         self.seed = 0
         self.totals = [0] * len(names)
 
@@ -70,13 +72,15 @@ class CrowdEnv(ParallelEnv[Any, Any, Any]):
         return self._observed(self.agents), self._informed(self.agents)
 
     def step(self, actions: Mapping[Any, Any]) -> Any:
-        if actions.keys() != set(self.agents):
+        if self.strict and actions.keys() != set(self.agents):
             raise RuntimeError(f"expected actions of {self.agents}, found {actions!r}")
         self.steps += 1
         if self.fault is not None:
             self.fault(self.steps)
         acting = self.agents
         for name, action in actions.items():
+            if name not in acting:
+                continue
             self.totals[self._number[name]] += int(action)
         ended = {name: self.lives[self._number[name]] == self.steps for name in acting}
         timed_out = self.steps >= self.length
@@ -100,10 +104,14 @@ class CrowdEnv(ParallelEnv[Any, Any, Any]):
         }
 
     def _informed(self, names: Sequence[Any]) -> dict[Any, Any]:
-        return {name: self.infos(self._number[name], self.steps) for name in names}
+        return {name: self.infos(self._number[name], self.steps) if self.infos else {} for name in names}
 
     def render(self) -> None:
         return None
+
+    def loaded(self, module: str) -> bool:
+        """Whether this process has loaded a module."""
+        return module in sys.modules
 
 
 class MaskedEnv(ParallelEnv[Any, Any, Any]):
@@ -158,7 +166,7 @@ class MaskedEnv(ParallelEnv[Any, Any, Any]):
     def _observed(self) -> dict[str, Any]:
         position = np.full(2, self.steps / 10, np.float32)
         if self.where != "observation":
-            return {agent: position for agent in self.agents}
+            return dict.fromkeys(self.agents, position)
         return {agent: {"observation": position, "action_mask": self.mask(agent)} for agent in self.agents}
 
     def _informed(self) -> dict[str, Any]:

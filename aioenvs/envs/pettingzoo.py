@@ -24,6 +24,10 @@ __all__ = ["PettingZooEnv", "PettingZooWrapper"]
 
 GroupMap = MarlGroupMapType | Mapping[str, Sequence[Any]]
 
+AEC = (
+    "AEC envs, whose agents act one after the other, are not supported; wrap what "
+    "pettingzoo.utils.conversions.turn_based_aec_to_parallel makes of one"
+)
 FAMILIES = ("pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl", "pettingzoo.atari", "mpe2")
 
 
@@ -163,17 +167,11 @@ class PettingZooEnv(PettingZooWrapper):
         allow_done_after_reset: bool = False,
         **kwargs: Any,
     ) -> None:
-        module = _task_module(task)
-        if not parallel or not hasattr(module, "parallel_env"):
-            asked = "parallel=False asks for" if hasattr(module, "parallel_env") else f"{task!r} has only"
-            raise TypeError(
-                f"{asked} an AEC env, whose agents act one after the other; wrap what "
-                f"pettingzoo.utils.conversions.turn_based_aec_to_parallel makes of {module.__name__}.env()"
-                + ("" if not hasattr(module, "parallel_env") else ", or use parallel=True")
-            )
+        if not parallel:
+            raise TypeError(f"expected parallel=True, found {parallel!r}: {AEC}")
         self.task_name = task
         super().__init__(
-            module.parallel_env(**kwargs),
+            _make_task(task, kwargs),
             return_state=return_state,
             group_map=group_map,
             use_mask=use_mask,
@@ -211,22 +209,43 @@ def _grouped(env: Any, group_map: GroupMap | None, who: str) -> dict[str, list[A
     return {str(name): list(agents) for name, agents in groups.items()}
 
 
-def _task_module(task: str) -> ModuleType:
-    """The module of a task, by its name, or by its family and name."""
-    family, _, name = task.rpartition("/")
-    wanted = {"": FAMILIES, "mpe": ("mpe2",), "mpe2": ("mpe2",)}.get(family, (f"pettingzoo.{family}",))
-    if importlib.util.find_spec("pettingzoo") is None:
+def _make_task(task: str, kwargs: Mapping[str, Any]) -> Any:
+    """Make the env of a task, by its name, or by its family and name."""
+    try:
+        pettingzoo: Any = importlib.import_module("pettingzoo")
+    except ImportError as error:
         raise ImportError(
-            f"the task {task!r} needs PettingZoo, which is not installed; "
+            f"the task {task!r} needs PettingZoo, which cannot be imported ({error}); "
             "to install it: pip install 'aioenvs[pettingzoo]'",
             name="pettingzoo",
-        )
-    for package in wanted:
+        ) from error
+    for registry, kind in (("parallel_registry", "parallel"), ("aec_registry", "aec")):  # newer versions have them
+        for name in getattr(pettingzoo, registry, ()):
+            if _plain(task) in (_plain(name), _plain(name).rpartition("/")[2]):
+                if kind == "aec":
+                    raise TypeError(f"{task!r} has no parallel form: {AEC}")
+                return pettingzoo.make("parallel", name, **kwargs)
+    module = _task_module(task)
+    if not hasattr(module, "parallel_env"):
+        raise TypeError(f"{task!r} has no parallel form: {AEC}")
+    return module.parallel_env(**kwargs)
+
+
+def _plain(name: str) -> str:
+    """A task's name as its module has it, "pursuit_v5", also where it is that of the registry, "pursuit-v5"."""
+    base, _, version = name.rpartition("-v")
+    return f"{base}_v{version}" if base and version.isdigit() else name
+
+
+def _task_module(task: str) -> ModuleType:
+    family, _, name = task.rpartition("/")
+    packages = {"": FAMILIES, "mpe": ("mpe2",)}.get(family, (f"pettingzoo.{family}", family))
+    for package in packages:
         if _exists(package) and _exists(f"{package}.{name}"):
             return importlib.import_module(f"{package}.{name}")
     raise ImportError(
         f"expected a task such as 'multiwalker_v9' or 'sisl/multiwalker_v9', found {task!r}; "
-        f"there is none in {' or '.join(wanted)}"
+        f"there is none in {' or '.join(packages)}"
     )
 
 
