@@ -195,6 +195,20 @@ async def test_a_partial_reset_leaves_the_others_alone(face: Face) -> None:
         assert td["next", "walker", "reward"][:2].abs().sum() == 0
 
 
+@pytest.mark.parametrize("make", [CrowdEnv, leaving])
+async def test_a_reset_of_an_env_that_is_done_is_not_done(face: Face, make: Callable[[], Any]) -> None:
+    async with face.open(2, make, create_env_kwargs={"lives": [1] * 4} if make is CrowdEnv else None) as env:
+        td = await face.call(env.rollout, 7)
+        td = step_mdp(td[:, -1].clone())
+        assert td["walker", "done"].all()
+        td["_reset"] = td["done"]
+        td = await face.call(env.reset, td)
+        flags = [
+            (*group, name) for group in ((), ("walker",), ("guard",)) for name in ("done", "terminated", "truncated")
+        ]
+        assert not any(td[flag].any() for flag in flags)
+
+
 async def test_an_action_out_of_range_is_refused_before_anything_is_sent(face: Face) -> None:
     async with face.open(2, CrowdEnv) as env:
         td = env.rand_action(await face.call(env.reset))

@@ -10,15 +10,16 @@ from numpy.typing import NDArray
 
 from aioenvs.engine.adapters import Call, Handling, ResetArguments
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import INPUT, NEXT, STATUS
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT, STATUS
 from aioenvs.engine.spaces import Objects
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.gym import GymEnv, GymWrapper
 from aioenvs.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
 from aioenvs.envs.wrapper import EnvWrapper
 from aioenvs.specs import Bounded, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
+from aioenvs.specs.masks import MaskedSpec
 from aioenvs.storage import storage_dtype, tensor_of
-from aioenvs.trees import Key, region_trees
+from aioenvs.trees import Key, Tree, region_trees
 
 __all__ = ["WrapperAdapter", "adapted", "can_see_through"]
 
@@ -69,6 +70,7 @@ class WrapperAdapter(TensorDictAdapter):
         super().__init__(env, env_index, handling._replace(by_reference=False))
         self._inner = env.make_adapter(env_index, env._who, handling.generators)
         self._decoders: list[Decoder] = []
+        self._done_leaves = Tree.of(env.full_done_spec).leaves.keys()
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._decoders.clear()
@@ -83,6 +85,7 @@ class WrapperAdapter(TensorDictAdapter):
                     self._decoders.append(self._decoder(key, spec, values[0, ...], own[region][key]))
                 else:
                     own[region][key] = values.reshape(1, *shape)
+        self._root_flags = [array for key, array in own[ROOT].items() if key in self._done_leaves]
         self._inner.bind(own, 0)
 
     def _decoder(self, key: Key, spec: TensorSpec, row: NDArray[Any], target: NDArray[Any]) -> Decoder:
@@ -104,6 +107,14 @@ class WrapperAdapter(TensorDictAdapter):
                 raise self.env._mismatch(spec, key, repr(value))
             target[0] = choice
 
+        def decode_integers() -> None:
+            if (row < low).any() or (row > high).any():
+                raise self.env._mismatch(spec, key, repr(value))
+            target[0] = row
+
+        if isinstance(spec, MaskedSpec) and spec._mask is None and row.dtype.kind in "iu" and row.shape == spec.shape:
+            low, high = spec.low.numpy(), spec.high.numpy()
+            return decode_integers
         plain = type(spec) is OneHot and row.ndim == 1 and spec.mask is None and not any(spec._start)
         return decode_one if plain else decode
 
@@ -112,6 +123,8 @@ class WrapperAdapter(TensorDictAdapter):
 
     def reset(self, arguments: ResetArguments) -> None:
         self._inner.reset(ResetArguments(arguments.kwargs))
+        for flag in self._root_flags:  # where the caller's are, which the wrapped env does not replace
+            flag[...] = False
 
     def step(self, maybe_reset: bool) -> bool:
         for decode in self._decoders:
