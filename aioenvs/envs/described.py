@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
+from aioenvs.envs.allowed import draw_allowed, mask_keys
 from aioenvs.mdp import NestedKey, any_done
-from aioenvs.specs import Categorical, Composite, OneHot, StackedComposite, TensorSpec
+from aioenvs.specs import Composite, StackedComposite, TensorSpec
 
 __all__ = ["Described", "NestedKey", "SpecIndex", "by_depth"]
 
@@ -104,16 +105,9 @@ class SpecIndex:
     @functools.cached_property
     def masked_actions(self) -> dict[NestedKey, NestedKey]:
         """Which observations say what actions are allowed, by the keys of the actions."""
-        actions, observations = self.full("action"), self.full("observation")
-        found: dict[NestedKey, NestedKey] = {}
-        for key in () if self.members else self.keys("action"):
-            mask_key: NestedKey = "action_mask" if isinstance(key, str) else (*key[:-1], "action_mask")
-            spec = actions[key]
-            if mask_key in self.keys("observation") and type(spec) in (Categorical, OneHot):
-                choices = spec.shape if type(spec) is OneHot else (*spec.shape, spec.n)
-                if tuple(observations[mask_key].shape) == tuple(choices):
-                    found[key] = mask_key
-        return found
+        if self.members:
+            return {}
+        return mask_keys(self.full("action"), self.keys("action"), self.full("observation"))
 
     @functools.cached_property
     def is_dynamic(self) -> bool:
@@ -366,7 +360,7 @@ class Described(ABC):
         for key, mask_key in self._index.masked_actions.items():
             mask = tensordict.get(mask_key, None)
             if mask is not None:
-                tensordict.set(key, _drawn(spec[key], mask, lead))
+                tensordict.set(key, draw_allowed(spec[key], mask, lead))
         return tensordict
 
     def fake_tensordict(self) -> TensorDictBase:
@@ -389,15 +383,6 @@ class Described(ABC):
             tensordict: With the done flags at its root, such as what is under a step's `next`.
         """
         return any_done(tensordict, self._index.every_key("done"))
-
-
-def _drawn(spec: Any, mask: torch.Tensor, lead: torch.Size) -> torch.Tensor:
-    """A random value among those that a mask allows; where it allows none, among all."""
-    allowed = mask.to(torch.bool)
-    masked = spec.expand(*lead, *spec.shape).clone()
-    masked.update_mask(allowed | ~allowed.any(-1, keepdim=True))
-    drawn: torch.Tensor = masked.rand()
-    return drawn
 
 
 def _zeros(specs: Sequence[Composite]) -> TensorDictBase:
