@@ -367,6 +367,14 @@ def test_numbers_in_infos_are_observations_of_each_agent() -> None:
     check_env_specs(env)
 
 
+def test_infos_may_have_more_than_agents() -> None:
+    class ToldEnv(CrowdEnv):
+        def _informed(self, names: Any) -> Any:
+            return super()._informed(names) | {"__common__": {"wind": 3.0}}
+
+    assert PettingZooWrapper(ToldEnv()).rollout(2).shape == (2,)
+
+
 def test_the_state_is_an_observation_if_asked_for() -> None:
     env = PettingZooWrapper(CrowdEnv(), return_state=True)
     td = env.rand_step(env.reset())

@@ -349,3 +349,32 @@ def test_an_adapter_of_its_own_needs_no_torch() -> None:
     adapter = PettingZooAdapter(CrowdEnv(), 0)
     assert ("walker", "observation") in {leaf.key for leaf in adapter.metadata.leaves["next"]}
     assert adapter.metadata.specs["action"]["walker", "action"].spaces == (Discrete(5),) * 3
+
+
+async def test_whoever_is_ready_first_is_received(face: Face) -> None:
+    async with face.open(COUNT, CrowdEnv, create_env_kwargs={"lives": [-1] * 4}) as env:
+        td = await face.call(env.reset)
+        td["env_index"] = torch.arange(COUNT)
+        await face.call(env.send, env.rand_action(td))
+        counts = dict.fromkeys(range(COUNT), 0)
+        for _ in range(4):
+            td, following = await face.call(env.recv, min_get=COUNT)
+            for place, index in enumerate(td["env_index"].tolist()):
+                counts[index] += 1
+                assert td["next", "guard", "observation"][place, 0, 1] == counts[index]
+                assert (
+                    td["next", "walker", "reward"][place].flatten().tolist() == td["walker", "action"][place].tolist()
+                )
+            await face.call(env.send, env.rand_action(following))
+        await face.call(env.recv, min_get=COUNT)
+        assert list(counts.values()) == [4] * COUNT
+
+
+async def test_a_view_steps_its_envs_alone(face: Face) -> None:
+    async with face.open(COUNT, CrowdEnv, create_env_kwargs={"lives": [-1] * 4}) as env:
+        await face.call(env.reset)
+        view = env[1:]
+        td = await face.call(view.step, view.rand_action(await face.call(view.reset)))
+        assert td["next", "walker", "observation"].shape == (COUNT - 1, 3, 4)
+        td = await face.call(env[0].step, env[0].rand_action(await face.call(env[0].reset)))
+        assert td["next", "guard", "reward"].numel() == 1

@@ -88,7 +88,7 @@ class PettingZooAdapter(GymAdapter):
         }
         self._spaces = {member.name: member for group in groups for member in group.members}
         self._read_action = self._read_actions
-        self._acting: list[Any] = []
+        self._acting: dict[Any, None] = {}  # those that act next, in the env's order
 
     def _read_actions(self) -> dict[Any, Any]:
         """The actions of the agents that are there; those of others stay behind."""
@@ -153,11 +153,11 @@ class PettingZooAdapter(GymAdapter):
         seat.take(reward, terminated or not (truncated or acts or expected), truncated)
 
     def _by_agent(self, result: Any, names: tuple[str, ...]) -> Any:
-        """The dicts of a result, of agents that are known."""
+        """The dicts of a result, of agents that are known; but for infos, in which there may be others."""
         for name, values in zip(names, result, strict=True):
-            if not isinstance(values, Mapping):
+            if type(values) is not dict and not isinstance(values, Mapping):
                 raise SpecMismatchError(f"{self._who}: expected a dict by agent as {name}, found {values!r}")
-            if not self._spaces.keys() >= values.keys():
+            if name != "infos" and not self._spaces.keys() >= values.keys():
                 raise self._unknown(name, values)
         return result
 
@@ -168,15 +168,15 @@ class PettingZooAdapter(GymAdapter):
             f"found also {unknown!r}"
         )
 
-    def _present(self, observations: Mapping[Any, Any]) -> list[Any]:
+    def _present(self, observations: Mapping[Any, Any]) -> dict[Any, None]:
         """The agents that act next, each of which must have an observation."""
-        acting = list(self.env.agents)
-        if not self._spaces.keys() >= set(acting):
+        acting = dict.fromkeys(self.env.agents)
+        if not self._spaces.keys() >= acting.keys():
             raise self._unknown("env.agents", acting)
         missing = [name for name in acting if name not in observations]
         if missing:
             raise SpecMismatchError(
-                f"{self._who}: expected an observation of each agent in env.agents, {acting!r}, "
+                f"{self._who}: expected an observation of each agent in env.agents, {list(acting)!r}, "
                 f"found none of {missing!r}"
             )
         if not self._options.use_mask and len(observations) < len(self._spaces):
@@ -244,7 +244,8 @@ class _Seat:
 
     def write(self, observation: Any, info: Any, *, acts: bool) -> None:
         """Store what an agent that is there observes."""
-        allowed = info.get(ACTION_MASK) if isinstance(info, Mapping) else None
+        entries = info if type(info) is dict or isinstance(info, Mapping) else {}
+        allowed = entries.get(ACTION_MASK)
         if self._has_mask_inside:
             if not isinstance(observation, Mapping) or ACTION_MASK not in observation:
                 raise SpecMismatchError(f"{self._who}: expected a dict with an action mask, found {observation!r}")
@@ -252,7 +253,7 @@ class _Seat:
             observation = {name: value for name, value in observation.items() if name != ACTION_MASK}
         self._write(observation)
         for name, target in self._infos.items():
-            value = info.get(name) if isinstance(info, Mapping) else None
+            value = entries.get(name)
             target[...] = 0 if value is None else conform(value, target.dtype, target.shape, ("info", name), self._who)
         self._may(acts, allowed)
 
@@ -339,7 +340,7 @@ class _Region:
         if state is not None:
             self.write_state = _state_writer(state, arrays, objects, row, who)
 
-    def write(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any], acting: list[Any]) -> None:
+    def write(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any], acting: Mapping[Any, None]) -> None:
         """Store what all agents observe."""
         for seat in self.seats:
             if seat.name in observations:
