@@ -19,7 +19,7 @@ from oracle import TORCHRL_MARKS
 from pettingzoo.utils.conversions import turn_based_aec_to_parallel
 from tensordict import TensorDictBase
 
-from aioenvs import MarlGroupMapType, PettingZooEnv, PettingZooWrapper, check_env_specs, step_mdp
+from aioenvs import GymWrapper, MarlGroupMapType, PettingZooEnv, PettingZooWrapper, check_env_specs, step_mdp
 from aioenvs.errors import ResetNeededError, SpecMismatchError
 from aioenvs.specs import Bounded, Categorical, MultiCategorical, NonTensor, OneHot
 
@@ -198,6 +198,15 @@ def test_agents_are_grouped_by_their_names() -> None:
         "gold": ["gold", "gold_7"],
         "_1": ["_1"],
     }
+
+
+def test_names_that_do_not_tell_groups_apart_need_a_group_map() -> None:
+    env = CrowdEnv([-1] * 2, names=(1, "1"), spaces=[3] * 2)
+    assert PettingZooWrapper(env).group_map == {"1": [1, "1"]}
+    spaces = {"a": Box(-1, 1, (1,)), "a_0": Box(-1, 1, (2,)), "a_0_1": Box(-1, 1, (1,))}
+    with pytest.raises(SpecMismatchError, match=r"whose names do not tell their groups apart, \['a', 'a_0', 'a_0_1'\]"):
+        PettingZooWrapper(SpacesEnv(spaces, dict.fromkeys(spaces, Discrete(2))))
+    assert PettingZooWrapper(env, group_map={"both": [1, "1"]}).rollout(3).shape == (3,)
 
 
 @pytest.mark.parametrize(
@@ -463,6 +472,11 @@ def test_what_is_no_parallel_env_is_refused() -> None:
     for other in (CrowdEnv, 3, "multiwalker_v9", importlib.import_module("gymnasium").make("CartPole-v1")):
         with pytest.raises(TypeError, match=r"PettingZooWrapper wraps a pettingzoo\.ParallelEnv"):
             PettingZooWrapper(other)
+
+
+def test_wrappers_name_the_other_one() -> None:
+    with pytest.raises(TypeError, match=r"GymWrapper wraps an env of one agent, found .*; PettingZooWrapper wraps it"):
+        GymWrapper(CrowdEnv())
 
 
 def test_bad_groups_are_refused() -> None:

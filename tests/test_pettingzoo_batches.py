@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -150,6 +151,31 @@ async def test_a_worker_has_no_torch(process_face: Face) -> None:
         assert list(loaded) == [False] * COUNT
         again = await env.call("loaded", "numpy") if process_face.is_async else env.loaded("numpy")
         assert list(again) == [True] * COUNT
+
+
+class NoisyEnv(CrowdEnv):
+    """Draws its rewards from the generators that all of a process share."""
+
+    def step(self, actions: Any) -> Any:
+        result = super().step(actions)
+        result[1].update({name: np.random.random() + random.random() for name in result[1]})
+        return result
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+async def test_what_envs_draw_does_not_depend_on_their_processes(wrapped: bool) -> None:
+    def make() -> Any:
+        return PettingZooWrapper(NoisyEnv()) if wrapped else NoisyEnv()
+
+    rewards = []
+    for face in FACES[:4]:  # threads share their generators
+        async with face.open(COUNT, make) as env:
+            await face.call(env.set_seed, 2)
+            torch.manual_seed(0)
+            rollout = await face.call(env.rollout, 6, break_when_any_done=False)
+            rewards.append(rollout["next", "walker", "reward"])
+    assert len(rewards[0].unique()) == rewards[0].numel()
+    assert all(torch.equal(each, rewards[0]) for each in rewards[1:])
 
 
 async def test_specs_say_what_comes(face: Face) -> None:

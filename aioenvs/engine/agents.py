@@ -182,6 +182,10 @@ def describe(env: Any, who: str, options: AgentOptions, seed: int | None = None)
         raise SpecMismatchError(
             f"{who} has the groups {taken!r}, keys that are taken; give them other names by group_map"
         )
+    if sum(map(len, grouped.values())) != len(agents):
+        raise SpecMismatchError(
+            f"{who} has agents whose names do not tell their groups apart, {list(agents)!r}; group them by group_map"
+        )
     result = env.reset() if seed is None else env.reset(seed=seed)
     if not isinstance(result, tuple) or len(result) != 2 or not all(isinstance(part, Mapping) for part in result):
         raise SpecMismatchError(f"{who}: reset must return the dicts (observations, infos), found {result!r}")
@@ -242,7 +246,8 @@ def _group(who: str, name: str, agents: Sequence[Member], infos: Sequence[Mappin
     if shape is None and found:
         shape, origin = found.pop(), "info"
     first, action = flat["observation"][0], flat["action"][0]
-    return Group(name, members, tuple(first), tuple(action), shape and (shape, origin), _numbers_in(infos))
+    mask = None if shape is None else (shape, origin)
+    return Group(name, members, tuple(first), tuple(action), mask, _numbers_in(infos))
 
 
 def _different(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 
+from aioenvs.engine.agents import has_agents
 from aioenvs.engine.gym_adapter import DONE_KEYS, REWARD_KEY, GymAdapter
 from aioenvs.engine.layout import Key
 from aioenvs.engine.metadata import NEXT
@@ -219,6 +220,8 @@ def _require_single(env: Any, wrapper: str) -> None:
         raise TypeError(f"{wrapper} wraps an env, found {env!r}; GymEnv({env!r}) makes one")
     if isinstance(env, type) or not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
         raise TypeError(f"{wrapper} wraps an env, with methods reset and step, found {env!r}")
+    if has_agents(env):
+        raise TypeError(f"{wrapper} wraps an env of one agent, found {env!r}; PettingZooWrapper wraps it")
     if inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset):
         raise TypeError(f"{wrapper} wraps an env whose methods return results, found coroutine methods in {env!r}")
     if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
