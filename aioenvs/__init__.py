@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from aioenvs.envs.gym import GymEnv, GymWrapper
     from aioenvs.envs.info import default_info_dict_reader
     from aioenvs.envs.marl import MarlGroupMapType, check_marl_grouping
+    from aioenvs.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
     from aioenvs.mdp import step_mdp
     from aioenvs.specs.inference import make_composite_from_td
 
@@ -38,6 +39,8 @@ __all__ = [
     "GymWrapper",
     "MarlGroupMapType",
     "ParallelEnv",
+    "PettingZooEnv",
+    "PettingZooWrapper",
     "SerialEnv",
     "__version__",
     "check_env_specs",
@@ -63,6 +66,8 @@ _HOMES = {
     "GymWrapper": "aioenvs.envs.gym",
     "MarlGroupMapType": "aioenvs.envs.marl",
     "ParallelEnv": "aioenvs.batched.sync",
+    "PettingZooEnv": "aioenvs.envs.pettingzoo",
+    "PettingZooWrapper": "aioenvs.envs.pettingzoo",
     "SerialEnv": "aioenvs.batched.sync",
     "check_env_specs": "aioenvs.envs.check",
     "check_marl_grouping": "aioenvs.envs.marl",

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from .engine.layout import Key
-from .engine.spaces import conform
+from .engine.spaces import Alike, Numbers, conform
 from .errors import SpecMismatchError
 from .specs import (
     Binary,
     Bounded,
     Categorical,
+    Composite,
     MultiCategorical,
     MultiOneHot,
     NonTensor,
@@ -90,6 +92,96 @@ def _multi_one_hot(space: gymnasium.spaces.MultiDiscrete, device: DeviceLike | N
     if (nvec != row).any() or (start != first).any():
         return None
     return MultiOneHot(row, (*space.shape[:-1], int(row.sum())), dtype=torch.int64, device=device, start=first)
+
+
+def rows_spec(spaces: Alike, device: DeviceLike | None = None, *, one_hot: bool = False) -> TensorSpec:
+    """Return the spec of an array whose rows are the values of these spaces, which may differ in their bounds.
+
+    Args:
+        spaces: One for each row, that contains no other spaces.
+        device: See `leaf_spec`.
+        one_hot: See `leaf_spec`.
+
+    Raises:
+        SpecMismatchError: They differ, and their values are to be one-hot.
+
+    >>> from gymnasium.spaces import Discrete
+    >>> rows_spec(Alike((Discrete(2), Discrete(3))))
+    MultiCategorical(nvec=[2, 3], shape=(2,), dtype=int64, device=cpu)
+    """
+    from gymnasium import spaces as gym_spaces
+
+    space, count = spaces.same, len(spaces.spaces)
+    if space is not None:
+        spec = leaf_spec(space, device, one_hot=one_hot)
+        return NonTensor((count,), device=device) if isinstance(spec, NonTensor) else _repeated(spec, count)
+    match spaces.spaces[0]:
+        case gym_spaces.Box():
+            low, high = (np.stack([getattr(each, end) for each in spaces.spaces]) for end in ("low", "high"))
+            return leaf_spec(gym_spaces.Box(low, high, dtype=low.dtype.type), device)
+        case gym_spaces.Discrete() | gym_spaces.MultiDiscrete() if one_hot:
+            raise SpecMismatchError(
+                f"expected the same space for all where values are one-hot, found {spaces.spaces!r}"
+            )
+        case gym_spaces.Discrete() as first:
+            counts, starts = ([int(getattr(each, name)) for each in spaces.spaces] for name in ("n", "start"))
+            return MultiCategorical(counts, (count,), dtype=_dtype(first), device=device, start=starts)
+        case gym_spaces.MultiDiscrete() as first:
+            counts, starts = ([getattr(each, name) for each in spaces.spaces] for name in ("nvec", "start"))
+            shape = (count, *first.shape)
+            return MultiCategorical(np.stack(counts), shape, dtype=_dtype(first), device=device, start=np.stack(starts))
+        case _:
+            return NonTensor((count,), device=device)
+
+
+def _repeated(spec: TensorSpec, count: int) -> TensorSpec:
+    return spec.unsqueeze(0).expand(count, *spec.shape)
+
+
+def composites(
+    specs: Mapping[str, Any], device: DeviceLike | None = None, *, one_hot: bool = False
+) -> tuple[Composite, Composite]:
+    """Return the output spec and the input spec of an env that said in Gymnasium's terms what its values may be.
+
+    Args:
+        specs: The "observation" and the "action": spaces by key, or those of several agents as `Alike`; "reward" and
+            "done" where they are not those of a single agent; and "counts", how many agents there are below which name.
+        device: The device of the specs.
+        one_hot: See `leaf_spec`; of actions alone.
+    """
+    counts = specs.get("counts", {})
+    flags = {(name,): Numbers("|b1", (1,)) for name in ("done", "terminated", "truncated")}
+    outputs = {
+        "observation": specs["observation"],
+        "reward": specs.get("reward", {("reward",): Numbers("<f4", (1,))}),
+        "done": specs.get("done", flags),
+    }
+    return (
+        Composite({f"full_{kind}_spec": _nested(found, counts, device, False) for kind, found in outputs.items()}),
+        Composite(full_action_spec=_nested(specs["action"], counts, device, one_hot), full_state_spec=Composite()),
+    )
+
+
+def _nested(
+    spaces: Mapping[Key, Any], counts: Mapping[str, int], device: DeviceLike | None, one_hot: bool
+) -> Composite:
+    """The specs of values by key, where what is below some names has so many rows."""
+    names = dict.fromkeys(key[0] for key in spaces if key[0] in counts)
+    nested = Composite({name: Composite(shape=(counts[name],)) for name in names})
+    for key, space in spaces.items():
+        nested[key] = _spec_of(space, device, one_hot)
+    return nested
+
+
+def _spec_of(space: Any, device: DeviceLike | None, one_hot: bool) -> TensorSpec:
+    if isinstance(space, Alike):
+        return rows_spec(space, device, one_hot=one_hot)
+    if not isinstance(space, Numbers):
+        return leaf_spec(space, device, one_hot=one_hot)
+    if space.dtype == "|b1":
+        return Categorical(2, space.shape, dtype=torch.bool, device=device)
+    dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
+    return Unbounded(space.shape, dtype=dtype, device=device)
 
 
 def _box_spec(space: gymnasium.spaces.Box, device: DeviceLike | None) -> TensorSpec:

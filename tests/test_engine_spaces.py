@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from aioenvs.engine.layout import Layout, Leaf
 from aioenvs.engine.spaces import (
+    Alike,
     Objects,
     conform,
     flatten,
     integer_range,
+    is_outside,
     observation_key,
     reader,
     writer,
@@ -321,3 +323,31 @@ def test_the_range_of_choices() -> None:
 @pytest.mark.parametrize("space", [spaces.Box(0, 3, (2,), np.int64), NESTED, *LOOSE, Unknown()])
 def test_other_spaces_are_no_choices(space: Any) -> None:
     assert integer_range(space) is None
+
+
+def test_spaces_of_rows_keep_one_object_of_equal_ones() -> None:
+    alike = Alike.of([spaces.Discrete(3), spaces.Discrete(4), spaces.Discrete(3)])
+    assert alike.spaces[0] is alike.spaces[2]
+    assert alike.same is None
+    assert Alike.of([spaces.Discrete(3), spaces.Discrete(3)]).same == spaces.Discrete(3)
+    assert alike == Alike((spaces.Discrete(3), spaces.Discrete(4), spaces.Discrete(3)))
+
+
+def test_the_range_of_choices_of_rows() -> None:
+    low, high = integer_range(Alike((spaces.Discrete(3), spaces.Discrete(4, start=2)))) or ((), ())
+    assert (low.tolist(), high.tolist()) == ([0, 2], [3, 6])
+    low, high = integer_range(Alike((spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([4, 5])))) or ((), ())
+    assert (low.tolist(), high.tolist()) == ([[0, 0], [0, 0]], [[2, 3], [4, 5]])
+    assert integer_range(Alike((spaces.Box(0, 1), spaces.Box(0, 1)))) is None
+
+
+def test_samples_of_rows_are_those_of_each_space() -> None:
+    alike = Alike.of([spaces.Text(5), spaces.Text(3, min_length=3)])
+    alike.seed(1)
+    sampled = alike.sample()
+    assert [space.contains(value) for space, value in zip(alike.spaces, sampled, strict=True)] == [True, True]
+    alike.seed(1)
+    assert alike.sample() == sampled
+    assert not is_outside(alike, sampled)
+    assert is_outside(alike, sampled[:1])
+    assert is_outside(alike, ["a", "b"])

@@ -68,6 +68,15 @@ def test_torch_env_learns_by_gradients_through_the_env() -> None:
     assert second == "serial and parallel rollouts are equal: True"
 
 
+def test_hikers_walk_home_in_workers_as_by_hand() -> None:
+    wandering, straight, *rest = run_example("pettingzoo_env.py").splitlines()
+    home = re.match(r"random: (\d+) of 48 hikers came home$", wandering)
+    assert home is not None
+    assert int(home[1]) < 40
+    assert straight == "straight: 48 of 48 hikers came home"
+    assert rest == ["first env, on the way after each step: 2 2 2 1 1 1 0", "the same by hand: True"]
+
+
 def test_coroutine_envs_await_at_the_same_time() -> None:
     output = run_example("coroutine_env.py", "--envs", "40", "--steps", "3", "--seconds", "0.2")
     found = re.search(r"steps/s: (\d+); ideal, .* took time: 200; one env after the other: 5$", output, re.MULTILINE)

@@ -9,7 +9,7 @@ import torch
 from faces import Face
 from gymnasium import spaces
 
-from aioenvs import GymEnv, GymWrapper, ParallelEnv, SerialEnv
+from aioenvs import GymEnv, GymWrapper, ParallelEnv, SerialEnv, step_mdp
 from aioenvs.envs import through
 from aioenvs.envs.through import can_see_through
 from aioenvs.errors import ResetNeededError, SpecMismatchError
@@ -128,6 +128,26 @@ async def test_what_is_not_one_hot_is_refused_by_its_env(host: Face, wrong: list
         td = env.rand_action(await host.call(env.reset))
         td["action"][1] = torch.tensor(wrong)
         with pytest.raises(SpecMismatchError, match="expected OneHot") as caught:
+            await host.call(env.step, td)
+        assert caught.value.env_index == (1,)  # type: ignore[attr-defined]
+
+
+async def test_a_reset_of_an_env_that_is_done_is_not_done(host: Face) -> None:
+    async with host.open(2, lambda: GymEnv("CartPole-v1", max_episode_steps=1)) as env:
+        td = await host.call(env.step, env.rand_action(await host.call(env.reset)))
+        assert td["next", "truncated"].all()
+        td = step_mdp(td)
+        td["_reset"] = td["done"]
+        td = await host.call(env.reset, td)
+        assert not any(td[name].any() for name in ("done", "terminated", "truncated"))
+
+
+@pytest.mark.parametrize("wrong", [-1, 2])
+async def test_a_choice_that_there_is_not_is_refused_by_its_env(host: Face, wrong: int) -> None:
+    async with host.open(2, categorical) as env:
+        td = env.rand_action(await host.call(env.reset))
+        td["action"][1] = wrong
+        with pytest.raises(SpecMismatchError, match="expected Categorical") as caught:
             await host.call(env.step, td)
         assert caught.value.env_index == (1,)  # type: ignore[attr-defined]
 

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from aioenvs.engine.spaces import Alike, Numbers
 from aioenvs.errors import SpecMismatchError
-from aioenvs.spaces import encoded, leaf_spec
+from aioenvs.spaces import composites, encoded, leaf_spec, rows_spec
 from aioenvs.specs import (
     Binary,
     Bounded,
     Categorical,
+    Composite,
     MultiCategorical,
     MultiOneHot,
     NonTensor,
@@ -218,3 +220,62 @@ def test_what_does_not_fit_is_not_encoded(spec: Any, value: Any, found: str) -> 
         encoded(spec, value, ("outer", "key"))
     assert "('outer', 'key')" in str(caught.value)
     assert "env 0" not in str(caught.value)
+
+
+# -- rows, and all of an env ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([spaces.Discrete(3)] * 2, Categorical(3, (2,), dtype=torch.int64)),
+        ([spaces.Discrete(3), spaces.Discrete(4, start=1)], MultiCategorical([3, 4], start=[0, 1])),
+        ([spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([4, 5])], MultiCategorical([[2, 3], [4, 5]])),
+        (
+            [spaces.Box(-1, 1, (2,)), spaces.Box(-2, 1, (2,))],
+            Bounded([[-1.0, -1], [-2, -2]], 1, (2, 2), dtype=torch.float32),
+        ),
+        ([spaces.Box(-np.inf, np.inf, (2,))] * 3, Unbounded((3, 2), dtype=torch.float32)),
+        ([spaces.Text(3), spaces.Text(4)], NonTensor((2,))),
+    ],
+    ids=str,
+)
+def test_rows_of_spaces(rows: Any, expected: Any) -> None:
+    spec = rows_spec(Alike(tuple(rows)))
+    assert spec == expected
+    assert spec.is_in(spec.rand())
+
+
+def test_one_hot_rows_are_those_of_one_space() -> None:
+    assert rows_spec(Alike((spaces.Discrete(3),) * 2), one_hot=True) == OneHot(3, (2, 3), dtype=torch.int64)
+    with pytest.raises(SpecMismatchError, match="the same space for all where values are one-hot"):
+        rows_spec(Alike((spaces.Discrete(3), spaces.Discrete(4))), one_hot=True)
+
+
+def test_the_specs_of_an_env_in_gymnasiums_terms() -> None:
+    outputs, inputs = composites(
+        {"observation": {("x",): spaces.Box(0, 1, (2,))}, "action": {("action",): spaces.Discrete(2)}}
+    )
+    assert outputs["full_reward_spec"] == Composite(reward=Unbounded((1,), dtype=torch.float32))
+    assert sorted(outputs["full_done_spec"].keys()) == ["done", "terminated", "truncated"]
+    assert inputs["full_action_spec", "action"] == Categorical(2, (), dtype=torch.int64)
+
+
+def test_what_several_agents_have_is_nested_with_a_shape_of_its_own() -> None:
+    rows = Alike((spaces.Discrete(2),) * 3)
+    outputs, inputs = composites(
+        {
+            "observation": {("team", "x", "y"): rows, ("state",): Numbers("<i8", (4,))},
+            "action": {("team", "action"): rows},
+            "reward": {("team", "reward"): Numbers("<f4", (3, 1))},
+            "done": {("team", "done"): Numbers("|b1", (3, 1)), ("done",): Numbers("|b1", (1,))},
+            "counts": {"team": 3},
+        },
+        one_hot=True,
+    )
+    observation = outputs["full_observation_spec"]
+    assert (observation["team"].shape, observation["team", "x"].shape, observation.shape) == ((3,), (3,), ())
+    assert observation["state"] == Unbounded((4,), dtype=torch.int64)
+    assert observation["team", "x", "y"] == Categorical(2, (3,), dtype=torch.int64)
+    assert outputs["full_done_spec", "team", "done"] == Categorical(2, (3, 1), dtype=torch.bool)
+    assert inputs["full_action_spec", "team", "action"] == OneHot(2, (3, 2), dtype=torch.int64)

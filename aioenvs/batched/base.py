@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NonTensorStack, TensorDictBase
 
 from aioenvs.batched.requests import (
     check_size,
@@ -28,7 +28,7 @@ from aioenvs.errors import AioEnvsError
 from aioenvs.mdp import done_mask, terminated_or_truncated
 from aioenvs.rollout import RolloutOptions, rollout
 from aioenvs.specs import Composite
-from aioenvs.trees import nested_key, non_tensor
+from aioenvs.trees import nested_key
 
 if TYPE_CHECKING:
     from aioenvs.batched.views import AsyncView
@@ -137,11 +137,11 @@ class AsyncEnvs(AsyncSteps):
         samples = scope.exchange.random_objects() if scope is not None else []
         if samples and all(own.keys() == samples[0].keys() for own in samples):
             for key in samples[0]:
-                td.set(nested_key(key), non_tensor([own[key] for own in samples], 1))
+                td.set(nested_key(key), NonTensorStack(*[own[key] for own in samples]))
         else:
             for part, own in zip(td.unbind(0), samples, strict=bool(samples)):
                 for key, value in own.items():
-                    part.set(nested_key(key), non_tensor(value, 0))
+                    part.set(nested_key(key), value)
         return td
 
     # -- commands ---------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from aioenvs.engine.spaces import Objects, is_outside
 from aioenvs.errors import SpecMismatchError
 from aioenvs.specs import NonTensor
 from aioenvs.storage import array_of
-from aioenvs.trees import Key, Tree, copied, nested_key, plain
+from aioenvs.trees import Key, Tree, copied, nested_key, non_tensor, plain
 
 __all__ = ["Exchange", "Rows", "Values"]
 
@@ -377,14 +377,18 @@ class Exchange:
         return range(len(self.envs)) if rows is None else rows.tolist()
 
     def random_objects(self) -> list[Objects]:
-        """For each env samples of its action spaces without a fixed shape, from generators seeded by torch's."""
+        """For each env samples of its action spaces without a fixed shape, from generators seeded by torch's.
+
+        They are non-tensor data, as TensorDicts of one env have them.
+        """
         sampled: list[Objects] = [{} for _ in self.envs]
         for key in self._ledger.input_objects:
+            depth = self._ledger.trees[INPUT].leaves[key].ndim
             for own, place in zip(sampled, self._places, strict=True):
                 spaces = self._ledger.spaces[place]
                 if key in spaces:
                     spaces[key].seed(int(torch.randint(2**31, ())))
-                    own[key] = spaces[key].sample()
+                    own[key] = non_tensor(spaces[key].sample(), depth)
         return sampled
 
 

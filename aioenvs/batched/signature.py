@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from aioenvs.engine.metadata import EnvMetadata, Family
 from aioenvs.errors import SpecMismatchError, describe_envs
-from aioenvs.spaces import leaf_spec
-from aioenvs.specs import Categorical, Composite, Unbounded
+from aioenvs.spaces import composites
+from aioenvs.specs import Composite
 from aioenvs.specs.stacked import stack_specs
-from aioenvs.trees import Key, region_trees
+from aioenvs.trees import region_trees
 
 __all__ = ["EnvSpecs", "Signature", "common_device"]
 
@@ -42,15 +41,7 @@ class EnvSpecs:
         specs = metadata.specs
         if "output_spec" in specs:
             return cls(specs["output_spec"], specs["input_spec"])
-        done = {name: Categorical(2, (1,), dtype=torch.bool) for name in ("done", "terminated", "truncated")}
-        return cls(
-            Composite(
-                full_observation_spec=_of_spaces(specs["observation"]),
-                full_reward_spec=Composite(reward=Unbounded((1,), dtype=torch.float32)),
-                full_done_spec=Composite(done),
-            ),
-            Composite(full_action_spec=_of_spaces(specs["action"]), full_state_spec=Composite()),
-        )
+        return cls(*composites(specs))
 
 
 @dataclass(frozen=True)
@@ -136,7 +127,3 @@ def _varies(specs: EnvSpecs) -> bool:
     """Whether the size of something varies."""
     trees = region_trees(specs.output_spec, specs.input_spec)
     return any(-1 in spec.shape for tree in trees.values() for spec in tree.leaves.values())
-
-
-def _of_spaces(spaces: dict[Key, Any]) -> Composite:
-    return Composite({key: leaf_spec(space) for key, space in spaces.items()})

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from aioenvs.engine.adapters import EnvAdapter, Handling
+from aioenvs.engine.agents import has_agents, refuse_turns
 from aioenvs.engine.coroutines import CoroutineAdapter, has_coroutines, refuse_coroutines
 from aioenvs.engine.gym_adapter import GymAdapter
+from aioenvs.engine.pettingzoo_adapter import PettingZooAdapter
+from aioenvs.errors import SpecMismatchError
 
 __all__ = ["adapt", "build"]
 
@@ -50,6 +53,14 @@ def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:
         return adapter
     if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
         raise TypeError(f"the factory of env {env_index} returned the vector env {env!r}; it must return a single env")
+    if has_agents(env):
+        refuse_turns(env, f"env {env_index}")
+        if has_coroutines(env):
+            raise SpecMismatchError(
+                f"env {env_index} ({env}) has PettingZoo's signatures and coroutine functions; "
+                "those are for envs with Gymnasium's signatures"
+            )
+        return PettingZooAdapter(env, env_index, generators=handling.generators)
     if has_coroutines(env):
         return CoroutineAdapter(env, env_index)
     return GymAdapter(env, env_index, generators=handling.generators)

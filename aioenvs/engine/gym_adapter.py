@@ -27,7 +27,7 @@ from aioenvs.engine.spaces import Objects, Reader, SpaceLeaf, Writer, flatten, o
 from aioenvs.engine.streams import Generators, TrialStreams
 from aioenvs.errors import ResetNeededError, SpecMismatchError
 
-__all__ = ["DONE_KEYS", "METHODS", "REWARD_KEY", "GymAdapter", "GymRows"]
+__all__ = ["DONE_KEYS", "METHODS", "REWARD_KEY", "GymAdapter", "GymRows", "refuse_generators"]
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -57,10 +57,14 @@ class GymRows:
         self._trial = TrialStreams(use=generators)
         self._streams = self._trial.settled()
         self._who = f"env {env_index}" if who is None else who
-        self.metadata = _describe(env, self._who)
+        self.metadata = self._described()
         self._seed: int | None = None
         self._in_episode = False
         self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
+
+    def _described(self) -> EnvMetadata:
+        """What the env says of itself."""
+        return _describe(self.env, self._who)
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         observation, following = observation_key(self.env.observation_space), arrays[NEXT]
@@ -135,18 +139,18 @@ class GymRows:
             return bool(value)
         raise SpecMismatchError(f"{self._who}: expected a bool as {name}, found {value!r}")
 
-    def _scalar(self, reward: Any) -> float:
+    def _scalar(self, reward: Any, name: str = "reward") -> float:
         """A reward of any numeric type as a float, if float32 can hold it; NaN and infinity are the env's to give."""
         try:
             value = float(reward.item() if isinstance(reward, np.ndarray) else reward)
         except (TypeError, ValueError) as error:
-            raise self._bad_reward("a number", reward) from error
+            raise self._bad_reward("a number", name, reward) from error
         if abs(value) > FLOAT32_MAX and not math.isinf(value):
-            raise self._bad_reward("a number that float32 can hold", reward)
+            raise self._bad_reward("a number that float32 can hold", name, reward)
         return value
 
-    def _bad_reward(self, expected: str, reward: Any) -> SpecMismatchError:
-        return SpecMismatchError(f"{self._who}: expected {expected} as reward, found {reward!r}")
+    def _bad_reward(self, expected: str, name: str, reward: Any) -> SpecMismatchError:
+        return SpecMismatchError(f"{self._who}: expected {expected} as {name}, found {reward!r}")
 
     def accept(self, objects: Objects) -> None:
         self._objects[INPUT].update(received(objects))
@@ -220,7 +224,12 @@ def _keep_nothing(*_: Any, **__: Any) -> dict[str, Any]:
     return {}
 
 
-def _refuse_generators(env: Any, who: str) -> None:
+def refuse_generators(env: Any, who: str) -> None:
+    """Refuse methods that would return a generator.
+
+    Raises:
+        SpecMismatchError: If the env has one.
+    """
     for name in METHODS:
         method = getattr(env, name, None)
         if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
@@ -230,7 +239,7 @@ def _refuse_generators(env: Any, who: str) -> None:
 
 
 def _describe(env: Any, who: str) -> EnvMetadata:
-    _refuse_generators(env, who)
+    refuse_generators(env, who)
     name = str(env)
     for attribute in ("observation_space", "action_space"):
         space = getattr(env, attribute, None)

@@ -7,7 +7,7 @@ have a fixed shape; every other space (Text, Sequence, Graph, OneOf, unknown one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,8 @@ from aioenvs.engine.layout import Arrays, Key, Leaf
 from aioenvs.errors import SpecMismatchError
 
 __all__ = [
+    "Alike",
+    "Numbers",
     "Objects",
     "SpaceLeaf",
     "conform",
@@ -43,6 +45,56 @@ class SpaceLeaf(NamedTuple):
     key: Key
     space: Any
     leaf: Leaf | None
+
+
+class Numbers(NamedTuple):
+    """Values of a fixed shape that no space describes, such as rewards.
+
+    Attributes:
+        dtype: Of numpy, by its name; bools are flags.
+        shape: Of a value.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Alike(NamedTuple):
+    """Spaces whose values are the rows of one array, or of one list of objects.
+
+    Attributes:
+        spaces: One for each row, of the same shape and dtype; equal ones are one object.
+    """
+
+    spaces: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, spaces: Iterable[Any]) -> Alike:
+        """The spaces, of which equal ones are one object, so that they are sent as one."""
+        distinct: list[Any] = []
+        shared = []
+        for space in spaces:
+            known = next((each for each in distinct if each is space or each == space), None)
+            if known is None:
+                known = space
+                distinct.append(space)
+            shared.append(known)
+        return cls(tuple(shared))
+
+    @property
+    def same(self) -> Any:
+        """The space that all of them are; None if they differ."""
+        first = self.spaces[0]
+        return first if all(space is first or space == first for space in self.spaces) else None
+
+    def seed(self, seed: int) -> None:
+        """Seed them, each differently."""
+        for place, space in enumerate({id(space): space for space in self.spaces}.values()):
+            space.seed(seed + place)
+
+    def sample(self) -> list[Any]:
+        """A value for each row."""
+        return [space.sample() for space in self.spaces]
 
 
 def observation_key(space: Any) -> Key:
@@ -82,6 +134,12 @@ def _kind(space: Any) -> str | None:
 
 def integer_range(space: Any) -> tuple[Any, Any] | None:
     """The lowest value and one past the highest, of a space of choices; None for other spaces."""
+    if isinstance(space, Alike):
+        ranges = [integer_range(each) for each in space.spaces]
+        known = [each for each in ranges if each is not None]
+        if len(known) < len(ranges):
+            return None
+        return np.stack([low for low, _ in known]), np.stack([high for _, high in known])
     kind = _kind(space)
     if kind == "Discrete":
         return int(space.start), int(space.start) + int(space.n)
@@ -94,6 +152,8 @@ def integer_range(space: Any) -> tuple[Any, Any] | None:
 
 def is_outside(space: Any, value: Any) -> bool:
     """Whether a value that travels as an object is certainly none of the space: a text that is too long, or is none."""
+    if isinstance(space, Alike):
+        return len(value) != len(space.spaces) or any(map(is_outside, space.spaces, value))
     return _kind(space) == "Text" and not space.contains(value)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from aioenvs.envs.gym import GymEnv, GymWrapper
     from aioenvs.envs.info import default_info_dict_reader
     from aioenvs.envs.marl import MarlGroupMapType, check_marl_grouping
+    from aioenvs.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
     from aioenvs.mdp import step_mdp
     from aioenvs.specs import make_composite_from_td
 
@@ -26,6 +27,8 @@ __all__ = [
     "GymEnv",
     "GymWrapper",
     "MarlGroupMapType",
+    "PettingZooEnv",
+    "PettingZooWrapper",
     "check_async_env_specs",
     "check_env_specs",
     "check_marl_grouping",
@@ -41,6 +44,8 @@ _HOMES = {
     "GymEnv": "aioenvs.envs.gym",
     "GymWrapper": "aioenvs.envs.gym",
     "MarlGroupMapType": "aioenvs.envs.marl",
+    "PettingZooEnv": "aioenvs.envs.pettingzoo",
+    "PettingZooWrapper": "aioenvs.envs.pettingzoo",
     "check_async_env_specs": "aioenvs.envs.check",
     "check_env_specs": "aioenvs.envs.check",
     "check_marl_grouping": "aioenvs.envs.marl",

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
+from aioenvs.envs.allowed import draw_allowed, mask_keys
 from aioenvs.mdp import NestedKey, any_done
 from aioenvs.specs import Composite, StackedComposite, TensorSpec
 
@@ -100,6 +101,13 @@ class SpecIndex:
         states = self.every_key("state")
         rewards = [key for key in self.every_key("reward") if key not in states]
         return (*rewards, *self.every_key("action"))
+
+    @functools.cached_property
+    def masked_actions(self) -> dict[NestedKey, NestedKey]:
+        """Which observations say what actions are allowed, by the keys of the actions."""
+        if self.members:
+            return {}
+        return mask_keys(self.full("action"), self.keys("action"), self.full("observation"))
 
     @functools.cached_property
     def is_dynamic(self) -> bool:
@@ -328,6 +336,9 @@ class Described(ABC):
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Fill in random actions, drawn from torch's generator.
 
+        Where an observation beside an action is an `action_mask`, of a flag for each of its choices, the action is
+        among those that it allows; it does not count where it allows none.
+
         Args:
             tensordict: Where to put them, of shape `batch_size`, or of any where the env has no batch size and is
                 not `batch_locked`; None for a new TensorDict.
@@ -344,7 +355,13 @@ class Described(ABC):
             return drawn
         self._check_batch_size(tensordict)
         size = tensordict.batch_size
-        return tensordict.update(spec.rand(size[: len(size) - spec.ndim]))
+        lead = size[: len(size) - spec.ndim]
+        tensordict.update(spec.rand(lead))
+        for key, mask_key in self._index.masked_actions.items():
+            mask = tensordict.get(mask_key, None)
+            if mask is not None:
+                tensordict.set(key, draw_allowed(spec[key], mask, lead))
+        return tensordict
 
     def fake_tensordict(self) -> TensorDictBase:
         """What a step returns, with zeros in it, or the nearest values that the specs allow.

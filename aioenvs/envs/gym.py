@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 
-from aioenvs.engine.adapters import ResetArguments
+from aioenvs.engine.agents import has_agents
 from aioenvs.engine.gym_adapter import DONE_KEYS, REWARD_KEY, GymAdapter
-from aioenvs.engine.layout import Arrays, Key
-from aioenvs.engine.metadata import INPUT, NEXT, ROOT, form_families
-from aioenvs.engine.spaces import conform
-from aioenvs.envs.base import EnvBase
+from aioenvs.engine.layout import Key
+from aioenvs.engine.metadata import NEXT
+from aioenvs.engine.streams import Generators
 from aioenvs.envs.info import Info, ReadsInfo
+from aioenvs.envs.wrapper import EnvWrapper
 from aioenvs.errors import SpecMismatchError
 from aioenvs.registry import find_spec
 from aioenvs.spaces import leaf_spec
-from aioenvs.specs import Bounded, Categorical, Composite, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
+from aioenvs.specs import Bounded, Categorical, Composite, NonTensor, TensorSpec, Unbounded
 from aioenvs.specs.base import DeviceLike
 
 __all__ = ["GymEnv", "GymWrapper"]
 
 
-class GymWrapper(ReadsInfo, EnvBase):
+class GymWrapper(ReadsInfo, EnvWrapper):
     """A Gymnasium env as an `EnvBase`.
 
     A Dict observation puts its keys at the root, a Tuple puts "0", "1", ... under `observation`, anything else is
@@ -75,10 +72,8 @@ class GymWrapper(ReadsInfo, EnvBase):
                 f"expected an empty batch_size, found {batch_size!r}; SerialEnv and ParallelEnv batch envs"
             )
         super().__init__(device=device, allow_done_after_reset=allow_done_after_reset)
-        self._env = env
-        self._pending_seed: int | None = None
         self._played = _Played(env, frame_skip)
-        self._bind()
+        self._wrap(env)
         self._observation_leaves = self._leaves("observation", one_hot=not categorical_action_encoding)
         self._action_leaves = self._leaves("action", one_hot=not categorical_action_encoding)
         self.observation_spec = Composite(self._observation_leaves)
@@ -86,36 +81,21 @@ class GymWrapper(ReadsInfo, EnvBase):
         self.reward_spec = Unbounded((1,), dtype=torch.float32, device="cpu")
         self.done_spec = Composite({key[0]: Categorical(2, (1,), dtype=torch.bool, device="cpu") for key in DONE_KEYS})
 
-    def _bind(self) -> None:
-        """Connect the env to arrays of its own."""
-        self._who = repr(self)
-        self._adapter = GymAdapter(self._played, 0, who=self._who)
-        (family,) = form_families([self._adapter.metadata])
-        self._arrays: dict[str, Arrays] = family.layout.arrays(bytearray(family.layout.end))
-        self._adapter.bind(self._arrays, 0)
+    def make_adapter(self, env_index: int, who: str, generators: Generators = Generators.LEFT) -> GymAdapter:
+        """An adapter for what is wrapped, see `EnvWrapper.make_adapter`."""
+        return GymAdapter(self._played, env_index, generators=generators, who=who)
 
     def _leaves(self, kind: str, *, one_hot: bool) -> dict[Key, TensorSpec]:
         spaces = self._adapter.metadata.specs[kind]
         return {key: _value_spec(space, one_hot=one_hot) for key, space in spaces.items()}
 
-    # Stepping
-
-    def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
-        if self._pending_seed is not None:
-            kwargs.setdefault("seed", self._pending_seed)
-        self._adapter.reset(ResetArguments(kwargs))
-        self._pending_seed = None
-        return self._result(self._observations(ROOT))
-
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self._store_action(tensordict)
-        self._adapter.step(maybe_reset=False)
-        outcome = self._arrays[NEXT]
-        values = {key: torch.from_numpy(outcome[key][0].copy()) for key in (REWARD_KEY, *DONE_KEYS)}
-        return self._result(self._observations(NEXT) | values)
-
-    def _set_seed(self, seed: int | None) -> None:
-        self._pending_seed = seed
+    def _outcome(self, region: str) -> TensorDictBase:
+        values = self._observations(region)
+        if region == NEXT:
+            values.update(
+                {key: torch.from_numpy(self._arrays[region][key][0].copy()) for key in (REWARD_KEY, *DONE_KEYS)}
+            )
+        return self._with_info(TensorDict(values, batch_size=(), device=self.device), self._played.info)
 
     def _observations(self, region: str) -> dict[Key, Any]:
         arrays, objects = self._arrays[region], self._adapter.objects(region)
@@ -127,111 +107,11 @@ class GymWrapper(ReadsInfo, EnvBase):
                 raise SpecMismatchError(f"{self!r}: at {key!r}: {error}") from None
         return values
 
-    def _result(self, values: Mapping[Key, Any]) -> TensorDictBase:
-        return self._with_info(TensorDict(values, batch_size=(), device=self.device), self._played.info)
-
-    def _store_action(self, tensordict: TensorDictBase) -> None:
-        objects: dict[Key, Any] = {}
-        for key, spec in self._action_leaves.items():
-            value = tensordict.get(key, None)
-            if value is None:
-                raise self._mismatch(spec, key, f"nothing among the keys {list(tensordict.keys(True))!r}")
-            if isinstance(spec, NonTensor):
-                objects[key] = spec.to_numpy(value)
-            else:
-                self._store(spec, value, key, self._arrays[INPUT][key])
-        self._adapter.accept(objects)
-
-    def _store(self, spec: TensorSpec, value: Any, key: Key, array: NDArray[Any]) -> None:
-        """Store a tensor that fits; whether a number is within the bounds of a Box is the env's affair."""
-        if not isinstance(value, torch.Tensor) or value.shape != spec.shape:
-            raise self._mismatch(spec, key, repr(value))
-        shape = array.shape[1:]
-        if isinstance(spec, Bounded | Unbounded):
-            array[0] = conform(spec.to_numpy(value).reshape(shape), array.dtype, shape, key, self._who)
-            return
-        dtype: Any = spec.dtype
-        whole = isinstance(spec, OneHot | MultiOneHot) or torch.can_cast(value.dtype, dtype)
-        if not whole or not spec.is_in(value.to(dtype)):
-            raise self._mismatch(spec, key, repr(value))
-        array[0] = np.reshape(spec.to_numpy(value), shape)
-
-    def _mismatch(self, spec: TensorSpec, key: Key, found: str) -> SpecMismatchError:
-        return SpecMismatchError(f"{self!r}: expected {spec!r} at {key!r}, found {found}")
-
-    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Fill in random actions, drawn from torch's generator, and samples of the spaces that are `NonTensor`.
-
-        Args:
-            tensordict: Where to put them, of shape (); None for a new TensorDict.
-
-        Returns:
-            The same TensorDict, with a value for every action key.
-        """
-        result = super().rand_action(tensordict)
-        for key, space in self.object_action_spaces.items():
-            space.seed(int(torch.randint(2**31, ())))
-            result.set(key, NonTensorData(space.sample()))
-        return result
-
-    @property
-    def object_action_spaces(self) -> dict[Key, Any]:
-        """Copies of the action spaces whose values are no tensors, by key; sampling them leaves the env's own alone."""
-        spaces = self._adapter.metadata.specs["action"]
-        loose = (key for key, spec in self._action_leaves.items() if isinstance(spec, NonTensor))
-        return {key: copy.deepcopy(spaces[key]) for key in loose}
-
     def _probe(self) -> list[Info]:
         self._played.reset()
         first = dict(self._played.info)
         self._played.step(copy.deepcopy(self._env.action_space).sample())
         return [first, dict(self._played.info)]
-
-    # The wrapped env
-
-    @property
-    def env(self) -> Any:
-        """The wrapped env."""
-        return self._env
-
-    def render(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the env's own `render` returns."""
-        return self._env.render(*args, **kwargs)
-
-    def close(self, *, raise_if_closed: bool = True) -> None:
-        """Close the env, see `EnvBase.close`."""
-        was_open = not self.is_closed
-        super().close(raise_if_closed=raise_if_closed)
-        if was_open:
-            self._adapter.close()
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            env = self.__dict__.get("_env")
-            if env is None or name.startswith("__"):
-                raise
-        # a wrapper's attributes do not include those of what it wraps
-        return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        env = self.__dict__.get("_env")
-        own = env is None or name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
-        if own or not hasattr(self, name):
-            super().__setattr__(name, value)
-        else:  # what is read from the wrapped env is written to it
-            getattr(env, "set_wrapper_attr", functools.partial(setattr, env))(name, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_adapter", "_arrays")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._bind()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(env={self._env}, batch_size={self.batch_size}, device={self.device})"
 
 
 class GymEnv(GymWrapper):
@@ -340,6 +220,8 @@ def _require_single(env: Any, wrapper: str) -> None:
         raise TypeError(f"{wrapper} wraps an env, found {env!r}; GymEnv({env!r}) makes one")
     if isinstance(env, type) or not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
         raise TypeError(f"{wrapper} wraps an env, with methods reset and step, found {env!r}")
+    if has_agents(env):
+        raise TypeError(f"{wrapper} wraps an env of one agent, found {env!r}; PettingZooWrapper wraps it")
     if inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset):
         raise TypeError(f"{wrapper} wraps an env whose methods return results, found coroutine methods in {env!r}")
     if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):

@@ -1,4 +1,4 @@
-"""How a worker drives a `GymEnv`: it sees through to the Gymnasium env, and makes no TensorDict for a step."""
+"""How a worker drives a wrapper: it sees through to the wrapped env, and makes no TensorDict for a step."""
 
 from __future__ import annotations
 
@@ -9,30 +9,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aioenvs.engine.adapters import Call, Handling, ResetArguments
-from aioenvs.engine.gym_adapter import GymAdapter
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import INPUT, NEXT, STATUS
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT, STATUS
 from aioenvs.engine.spaces import Objects
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.gym import GymEnv, GymWrapper
+from aioenvs.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
+from aioenvs.envs.wrapper import EnvWrapper
 from aioenvs.specs import Bounded, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
+from aioenvs.specs.masks import MaskedSpec
 from aioenvs.storage import storage_dtype, tensor_of
-from aioenvs.trees import Key, region_trees
+from aioenvs.trees import Key, Tree, region_trees
 
-__all__ = ["GymEnvAdapter", "adapted", "can_see_through"]
+__all__ = ["WrapperAdapter", "adapted", "can_see_through"]
+
+WRAPPERS = (GymEnv, GymWrapper, PettingZooEnv, PettingZooWrapper)
 
 Decoder = Callable[[], None]
 
 
 def can_see_through(env: Any) -> bool:
-    """Whether an env is a `GymEnv` or `GymWrapper` whose values are those of its spaces, but for one-hot actions.
+    """Whether an env is a wrapper of this package whose values are those of its spaces, but for one-hot actions.
 
     One with info readers, specs of its own, another device, or values that are no tensors is not.
     """
-    if type(env) not in (GymEnv, GymWrapper) or env.info_dict_reader or (env.device and env.device.type != "cpu"):
+    if type(env) not in WRAPPERS or (env.device and env.device.type != "cpu"):
+        return False
+    if isinstance(env, GymWrapper) and env.info_dict_reader:
         return False
     spaces, trees = env._adapter.metadata.leaves, region_trees(env.output_spec, env.input_spec)
-    specs, actions = trees[NEXT].leaves, trees[INPUT].leaves  # among the latter states, which no Gymnasium env has
+    specs, actions = trees[NEXT].leaves, trees[INPUT].leaves  # among the latter states, which no wrapped env has
     if specs.keys() != {leaf.key for leaf in spaces[NEXT]} or actions.keys() != {leaf.key for leaf in spaces[INPUT]}:
         return False
     return all(_is_same(specs[leaf.key], leaf) for leaf in spaces[NEXT]) and all(
@@ -51,8 +57,8 @@ def _is_one_hot(spec: TensorSpec) -> bool:
     return isinstance(spec, OneHot | MultiOneHot)
 
 
-class GymEnvAdapter(TensorDictAdapter):
-    """Drives the Gymnasium env inside a `GymEnv` for which `can_see_through` holds.
+class WrapperAdapter(TensorDictAdapter):
+    """Drives the env inside a wrapper for which `can_see_through` holds.
 
     Args:
         env: The env.
@@ -60,15 +66,16 @@ class GymEnvAdapter(TensorDictAdapter):
         handling: What is done about its random numbers; its values take the same way in any case.
     """
 
-    def __init__(self, env: GymWrapper, env_index: int, handling: Handling) -> None:
+    def __init__(self, env: EnvWrapper, env_index: int, handling: Handling) -> None:
         super().__init__(env, env_index, handling._replace(by_reference=False))
-        self._gym = GymAdapter(env._played, env_index, generators=handling.generators, who=env._who)
+        self._inner = env.make_adapter(env_index, env._who, handling.generators)
         self._decoders: list[Decoder] = []
+        self._done_leaves = Tree.of(env.full_done_spec).leaves.keys()
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._decoders.clear()
         own: dict[str, Arrays] = {STATUS: {key: array[row : row + 1] for key, array in arrays[STATUS].items()}}
-        for region, leaves in self._gym.metadata.leaves.items():
+        for region, leaves in self._inner.metadata.leaves.items():
             own[region] = {}
             for leaf in leaves:
                 key, shape = leaf.key, leaf.shape
@@ -78,7 +85,8 @@ class GymEnvAdapter(TensorDictAdapter):
                     self._decoders.append(self._decoder(key, spec, values[0, ...], own[region][key]))
                 else:
                     own[region][key] = values.reshape(1, *shape)
-        self._gym.bind(own, 0)
+        self._root_flags = [array for key, array in own[ROOT].items() if key in self._done_leaves]
+        self._inner.bind(own, 0)
 
     def _decoder(self, key: Key, spec: TensorSpec, row: NDArray[Any], target: NDArray[Any]) -> Decoder:
         """A function that brings the action of the next step from the env's row to where its adapter reads it.
@@ -99,19 +107,29 @@ class GymEnvAdapter(TensorDictAdapter):
                 raise self.env._mismatch(spec, key, repr(value))
             target[0] = choice
 
+        def decode_integers() -> None:
+            if (row < low).any() or (row > high).any():
+                raise self.env._mismatch(spec, key, repr(value))
+            target[0] = row
+
+        if isinstance(spec, MaskedSpec) and spec._mask is None and row.dtype.kind in "iu" and row.shape == spec.shape:
+            low, high = spec.low.numpy(), spec.high.numpy()
+            return decode_integers
         plain = type(spec) is OneHot and row.ndim == 1 and spec.mask is None and not any(spec._start)
         return decode_one if plain else decode
 
     def seed(self, seed: int) -> None:
-        self._gym.seed(seed)
+        self._inner.seed(seed)
 
     def reset(self, arguments: ResetArguments) -> None:
-        self._gym.reset(ResetArguments(arguments.kwargs))
+        self._inner.reset(ResetArguments(arguments.kwargs))
+        for flag in self._root_flags:  # where the caller's are, which the wrapped env does not replace
+            flag[...] = False
 
     def step(self, maybe_reset: bool) -> bool:
         for decode in self._decoders:
             decode()
-        return self._gym.step(maybe_reset)
+        return self._inner.step(maybe_reset)
 
     def accept(self, objects: Objects) -> None:
         """Do nothing: all that goes in has its row."""
@@ -124,7 +142,7 @@ class GymEnvAdapter(TensorDictAdapter):
             return super().perform(call)
         finally:
             if self.env._pending_seed is not None:  # a call may have seeded the env
-                self._gym.seed(self.env._pending_seed)
+                self._inner.seed(self.env._pending_seed)
                 self.env._pending_seed = None
 
 
@@ -136,4 +154,4 @@ def adapted(env: Any, env_index: int, handling: Handling) -> TensorDictAdapter:
         env_index: Its index, for messages.
         handling: How it is driven.
     """
-    return (GymEnvAdapter if can_see_through(env) else TensorDictAdapter)(env, env_index, handling)
+    return (WrapperAdapter if can_see_through(env) else TensorDictAdapter)(env, env_index, handling)
