@@ -235,6 +235,7 @@ class AsyncEnvs(AsyncSteps):
         chosen = scope.select(rows)
         lease = await pool.hold(chosen, "reset", replacing=True, timeout=timeout)
         try:
+            exchange.decide(rows)
             given = {}
             if tensordict is not None:
                 shown = tensordict.empty() if select_reset_only else tensordict

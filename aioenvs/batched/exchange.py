@@ -1,7 +1,7 @@
 """Between the pool's arrays and tensors: what a request carries in, and what a result carries out.
 
-Nothing that leaves here looks into the shared block: a whole region is copied once, as bytes, and its tensors
-are views of that copy; some rows are copied leaf by leaf. What travels as an object comes as it is.
+What leaves here does not look into the shared block, unless it is lent: a whole region is copied once, as bytes, and
+its tensors are views of that copy; some rows are copied leaf by leaf. What travels as an object comes as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aioenvs.batched.ledger import Ledger, PackedRegion
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import IN_ROOT, INPUT, NEXT, ROOT
+from aioenvs.engine.metadata import IN_ROOT, INPUT, NEXT, ROOT, SLOTS
 from aioenvs.engine.spaces import Objects, is_outside
 from aioenvs.errors import SpecMismatchError
 from aioenvs.specs import NonTensor
@@ -49,16 +49,21 @@ class Exchange:
         self._all = selector(members)
         self._trees = trees
         self._device = device
-        self._arrays = ledger.arrays
+        self._turns = ledger.turns
         self.envs = family.envs if members is None else tuple(family.envs[member] for member in members)
         self._places = range(len(self.envs)) if members is None else members.tolist()
         self._loose = family.metadata.objects
         self._rewards = family.metadata.reward_keys
-        self._packed = {region: PackedRegion(ledger, region) for region in (NEXT, ROOT)} if members is None else {}
+        self._packed = (
+            [{region: PackedRegion(ledger, slot, region) for region in (NEXT, ROOT)} for slot in range(len(SLOTS))]
+            if members is None
+            else []
+        )
+        self._lent: dict[tuple[int, str], Values] = {}
 
     @functools.cached_property
     def _inputs(self) -> list[InputLeaf]:
-        tree, places, bounds = self._trees[INPUT], self._arrays[INPUT], self._ledger.bounds
+        tree, places, bounds = self._trees[INPUT], self._ledger.inputs, self._ledger.bounds
         return [
             InputLeaf(
                 key,
@@ -134,9 +139,21 @@ class Exchange:
                 raise mismatch(key, f"a value of {space}", f"{objects[row]!r} for env {self.envs[row]}")
         return objects
 
+    def decide(self, rows: Rows, *, lends: bool = False, whole: bool = False) -> None:
+        """Say where the envs in these rows write next: a command is about to be sent to them, or none of them.
+
+        Args:
+            rows: Which.
+            lends: Whether the results are to be lent, where that is possible.
+            whole: Whether a step writes the root, too, also where there is no reset.
+        """
+        if lends or not self._turns.plain:
+            lends = lends and rows is None and isinstance(self._all, slice)
+            self._turns.decide(self._targets(rows), lends=lends, whole=lends and whole)
+
     def write_inputs(self, values: Inputs, rows: Rows) -> dict[int, Objects] | None:
         """Store checked inputs; returns those without a row, by env."""
-        for key, target in self._arrays[INPUT].items():
+        for key, target in self._ledger.inputs.items():
             if rows is None and self._members is None:
                 target[...] = values[key]
             else:
@@ -179,9 +196,9 @@ class Exchange:
                     value = former.get(key)
                 if value is None:
                     continue
-                if key in self._arrays[region]:
+                if key in (self._ledger.inputs if region == INPUT else self._ledger.slots[0][region]):
                     array = array_of(value)
-                    self._arrays[region][key][targets] = array if rows is None else array[rows]
+                    self._store(region, key, targets, array if rows is None else array[rows])
                     kept.append(key)
                 else:
                     loose[key] = plain(value)
@@ -190,6 +207,16 @@ class Exchange:
             self.envs[row]: ResetArguments({}, tuple(kept), {key: value[row] for key, value in loose.items()})
             for row in self._indices(rows)
         }
+
+    def _store(self, region: str, key: Key, targets: Any, values: NDArray[Any]) -> None:
+        """Write rows of a region; of an output, to the slot in which the env itself writes next."""
+        if region == INPUT:
+            self._ledger.inputs[key][targets] = values
+            return
+        chosen = self._turns.target(targets)
+        for slot, own in enumerate(self._ledger.slots):
+            places = np.arange(len(self._ledger.family.envs))[targets][chosen == slot]
+            own[region][key][places] = values[chosen == slot]
 
     @property
     def takes_root(self) -> bool:
@@ -221,11 +248,20 @@ class Exchange:
                 noted = True
         return noted
 
-    def step_result(self, rows: Rows, outcome: Outcome) -> Values:
-        """The outcome of a step, by key; rows that were not stepped hold their latest values and no reward."""
+    def step_result(self, rows: Rows, outcome: Outcome, *, lends: bool = False) -> Values:
+        """The outcome of a step, by key; rows that were not stepped hold their latest values and no reward.
+
+        Args:
+            rows: Which were stepped.
+            outcome: What came of the command.
+            lends: Whether it may be lent, as was decided before; it then is wherever it can be.
+        """
         if outcome.objects:
             self._note(outcome, NEXT)
         self.count(rows, outcome)
+        if lends and rows is None and (lent := self._lend(NEXT)) is not None:
+            self._turns.lend(self._all)
+            return lent
         arrays = self._copy(NEXT)
         if rows is None:
             return self._values(NEXT, arrays)
@@ -264,13 +300,23 @@ class Exchange:
     def _finished(self) -> NDArray[np.bool_]:
         """For each env of the family whether its last step ended an episode."""
         ledger = self._ledger
-        if ledger.flag is not None:
-            return ledger.flag
-        if ledger.done:
-            flags: NDArray[np.bool_] = np.logical_or.reduce([done.any(1) for done in ledger.done])
+        if self._turns.plain:
+            flags = self._flags(0)
+        else:
+            one, other = (self._flags(slot) for slot in range(len(SLOTS)))
+            first = self._turns.slots(slice(None)) == 0
+            flags = None if one is None or other is None else np.where(first, one, other)
+        if flags is not None:
             return flags
         keys, known = ledger.family.metadata.done_keys, ledger.objects
         return np.array([any(bool(own[key].any()) for key in keys if key in own) for own in known], np.bool_)
+
+    def _flags(self, slot: int) -> NDArray[np.bool_] | None:
+        """The same, by what is in one slot; None if there are no such flags."""
+        flag, done = self._ledger.flags[slot], self._ledger.done[slot]
+        if flag is None and done:
+            flag = np.logical_or.reduce([own.any(1) for own in done])
+        return flag
 
     def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """How many steps came back from each env, and how many of them ended an episode."""
@@ -300,8 +346,14 @@ class Exchange:
                 replaced[key] = _chosen(lost, known[key], value)
         return replaced
 
-    def root_result(self, following: Any, outcome: Outcome) -> Values:
-        """The root of the next step: what came of the last one, except where the env was reset since."""
+    def root_result(self, following: Any, outcome: Outcome, *, lends: bool = False) -> Values:
+        """The root of the next step: what came of the last one, except where the env was reset since.
+
+        Args:
+            following: What came of the last step.
+            outcome: What came of the command.
+            lends: Whether it may be lent, as was decided before.
+        """
         rows = self._in_root().nonzero()[0]
         noted = self._note(outcome, ROOT) if outcome.objects else False
         if not len(rows) and not noted:
@@ -309,11 +361,14 @@ class Exchange:
             for key in self._rewards:
                 del root[key]
             return root
+        if lends and (lent := self._lend(ROOT)) is not None:
+            return lent
         return self._merged(rows)
 
     def _in_root(self) -> NDArray[np.bool_]:
         """Which envs had a reset after their last step, or no step yet."""
-        in_root: NDArray[np.bool_] = self._ledger.where == IN_ROOT
+        where = self._ledger.where
+        in_root: NDArray[np.bool_] = (where if self._turns.plain else where & 1) == IN_ROOT
         return in_root if self._members is None else in_root[self._all]
 
     def latest(self) -> Values:
@@ -330,16 +385,51 @@ class Exchange:
         return self._values(ROOT, arrays)
 
     def _copy(self, region: str) -> Arrays:
+        """A region of these envs, as it is where each has its latest values."""
+        slot = 0 if self._turns.plain else self._turns.slot(self._all)
+        arrays = self._copy_slot(region, slot or 0)
+        if slot is None:
+            second = np.flatnonzero(self._turns.slots(self._all))
+            self._fill(arrays, region, 1, second)
+        return arrays
+
+    def _copy_slot(self, region: str, slot: int) -> Arrays:
         if self._members is None:
-            return self._packed[region].copy()
+            return self._packed[slot][region].copy()
+        own = self._ledger.slots[slot][region]
         if isinstance(self._all, slice):
-            return {key: array[self._all].copy() for key, array in self._arrays[region].items()}
-        return {key: array[self._all] for key, array in self._arrays[region].items()}
+            return {key: array[self._all].copy() for key, array in own.items()}
+        return {key: array[self._all] for key, array in own.items()}
 
     def _replace(self, arrays: Arrays, rows: NDArray[np.intp]) -> None:
+        """Replace these rows by those of the root."""
+        if self._turns.plain:
+            self._fill(arrays, ROOT, 0, rows)
+            return
+        slots = self._turns.slots(self._targets(rows))
+        for slot in range(len(SLOTS)):
+            self._fill(arrays, ROOT, slot, rows[slots == slot])
+
+    def _fill(self, arrays: Arrays, region: str, slot: int, rows: NDArray[np.intp]) -> None:
+        """Replace these rows by those of a region in a slot."""
         sources = self._targets(rows)
-        for key, source in self._arrays[ROOT].items():
+        for key, source in self._ledger.slots[slot][region].items():
             arrays[key][rows] = source[sources]
+
+    def _lend(self, region: str) -> Values | None:
+        """A region of these envs where it is, without being copied; None where it is not all in one place."""
+        slot = self._turns.slot(self._all)
+        if slot is None or not isinstance(self._all, slice):
+            return None
+        if self._loose[region]:
+            arrays = self._ledger.slots[slot][region]
+            return self._values(region, {key: array[self._all] for key, array in arrays.items()})
+        values = self._lent.get((slot, region))
+        if values is None:
+            arrays = self._ledger.slots[slot][region]
+            values = self._values(region, {key: array[self._all] for key, array in arrays.items()})
+            self._lent[slot, region] = values
+        return dict(values)
 
     def _values(self, region: str, arrays: Arrays) -> Values:
         values: Values = {key: torch.from_numpy(array) for key, array in arrays.items()}

@@ -86,9 +86,14 @@ class LazyExchange:
         """See `Exchange.takes_root`."""
         return any(part.takes_root for _, part in self._parts)
 
-    def step_result(self, rows: Rows, outcome: Outcome) -> list[Values]:
+    def decide(self, rows: Rows, *, lends: bool = False, whole: bool = False) -> None:
+        """See `Exchange.decide`."""
+        for local, part in self._local(rows):
+            part.decide(local, lends=lends, whole=whole)
+
+    def step_result(self, rows: Rows, outcome: Outcome, *, lends: bool = False) -> list[Values]:
         """See `Exchange.step_result`."""
-        return self._merged([part.step_result(local, outcome) for local, part in self._local(rows)])
+        return self._merged([part.step_result(local, outcome, lends=lends) for local, part in self._local(rows)])
 
     def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See `Exchange.counts`."""
@@ -109,11 +114,12 @@ class LazyExchange:
             results.append(part.with_losses(own, before, local, outcome))
         return self._merged(results)
 
-    def root_result(self, following: Any, outcome: Outcome) -> list[Values]:
+    def root_result(self, following: Any, outcome: Outcome, *, lends: bool = False) -> list[Values]:
         """See `Exchange.root_result`."""
         results = []
         for places, part in self._parts:
-            results.append(part.root_result(_columns([following[place] for place in places]), outcome))
+            own = _columns([following[place] for place in places])
+            results.append(part.root_result(own, outcome, lends=lends))
         return self._merged(results)
 
     def latest(self) -> list[Values]:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from aioenvs.batched.inputs import Bounds
 from aioenvs.batched.signature import EnvSpecs
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import INPUT, NEXT, ROOT, STATUS, WHERE, EnvMetadata, Family
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT, SLOTS, STATUS, WHERE, EnvMetadata, Family
 from aioenvs.engine.spaces import Objects
+from aioenvs.engine.turns import Turns
 from aioenvs.specs import NonTensor
 from aioenvs.trees import Tree, region_trees
 
@@ -29,21 +30,27 @@ class Ledger:
     Args:
         family: The family.
         arrays: Its arrays.
+        turns: In which slot its envs have and write their values.
         metadata: What each of its envs says of itself.
     """
 
-    def __init__(self, family: Family, arrays: dict[str, Arrays], metadata: Sequence[EnvMetadata]) -> None:
+    def __init__(
+        self, family: Family, arrays: dict[str, Arrays], turns: Turns, metadata: Sequence[EnvMetadata]
+    ) -> None:
         self.family = family
-        self.arrays = arrays
+        self.inputs = arrays[INPUT]
+        self.slots = tuple({region: arrays[name] for region, name in slot.items()} for slot in SLOTS)
+        self.turns = turns
         self.place = {env: place for place, env in enumerate(family.envs)}
         self.where = arrays[STATUS][WHERE]
         self.spaces = [copy.deepcopy(each.specs.get("action", {})) for each in metadata]
         self.objects: list[Objects] = [{} for _ in family.envs]
         self.done = [
-            arrays[NEXT][key].reshape(len(family.envs), -1) for key in family.metadata.done_keys if key in arrays[NEXT]
+            [own[NEXT][key].reshape(len(family.envs), -1) for key in family.metadata.done_keys if key in own[NEXT]]
+            for own in self.slots
         ]
         # What says of each env whether it is done, where one flag for each does.
-        self.flag = self.done[0][:, 0] if len(self.done) == 1 and self.done[0].shape[1] == 1 else None
+        self.flags = [own[0][:, 0] if len(own) == 1 and own[0].shape[1] == 1 else None for own in self.done]
         self.rounds = 0  # steps of all of them together, which are counted apart from the others
         self.steps = np.zeros(len(family.envs), np.int64)
         self.episodes = np.zeros(len(family.envs), np.int64)
@@ -63,18 +70,17 @@ class Ledger:
                 for key, array in leaves.items()
                 if (dtype := self.trees[region].leaves[key].dtype) is not torch.from_numpy(array[:0]).dtype
             ]
-            for region, leaves in arrays.items()
-            if region != STATUS
+            for region, leaves in {INPUT: self.inputs, **self.slots[0]}.items()
         }
 
 
 class PackedRegion:
-    """Copies a region as one run of bytes, by a plan that is made once."""
+    """Copies a region of one slot as one run of bytes, by a plan that is made once."""
 
-    def __init__(self, ledger: Ledger, region: str) -> None:
-        place = ledger.family.layout.regions[region]
+    def __init__(self, ledger: Ledger, slot: int, region: str) -> None:
+        place = ledger.family.layout.regions[SLOTS[slot][region]]
         count = len(ledger.family.envs)
-        arrays = list(ledger.arrays[region].values())
+        arrays = list(ledger.slots[slot][region].values())
         whole = _bytes_behind(arrays[0]) if arrays else np.zeros(0, np.uint8)
         self._source = whole[place.offset : place.offset + place.nbytes] if arrays else whole
         self._plan = [

@@ -68,7 +68,9 @@ class Scope:
         """The rows of the batch in which these envs are, as far as they are in it."""
         return np.flatnonzero(np.isin(self.envs, list(envs)))
 
-    def read_step(self, rows: Rows, outcome: Outcome, known: Any, *, maybe_reset: bool) -> tuple[Any, Any]:
+    def read_step(
+        self, rows: Rows, outcome: Outcome, known: Any, *, maybe_reset: bool, lends: bool = False
+    ) -> tuple[Any, Any]:
         """The outcome of a step, and the root for the next one if that is wanted.
 
         Args:
@@ -76,12 +78,13 @@ class Scope:
             outcome: What came of the command.
             known: What was known of them before, where some may be lost.
             maybe_reset: Whether finished ones were reset.
+            lends: Whether the values may be looked at where they are, as was said when the inputs were written.
         """
         exchange = self.exchange
-        following: Any = exchange.step_result(rows, outcome)
+        following: Any = exchange.step_result(rows, outcome, lends=lends)
         if outcome.lost:
             following = exchange.with_losses(following, known, self.rows(outcome.lost), outcome)
-        return following, exchange.root_result(following, outcome) if maybe_reset else None
+        return following, exchange.root_result(following, outcome, lends=lends) if maybe_reset else None
 
     def select(self, rows: Rows) -> Selection:
         """The envs in these rows of the batch."""
@@ -96,8 +99,8 @@ class Running:
         self.device = common_device(pool.metadata) if device is None else device
         self._share = share_individual_td
         self._ledgers = [
-            Ledger(family, arrays, [pool.metadata[env] for env in family.envs])
-            for family, arrays in zip(pool.families, pool.arrays, strict=True)
+            Ledger(family, arrays, turns, [pool.metadata[env] for env in family.envs])
+            for family, arrays, turns in zip(pool.families, pool.arrays, pool.turns, strict=True)
         ]
         self._home = {env: ledger for ledger in self._ledgers for env in ledger.family.envs}
         firsts: dict[int, int] = {}  # for each env the first that says the same of itself, which it looks like

@@ -24,7 +24,9 @@ class AsyncSteps(AsyncCalls):
     step_dims = 1  # a mask of a step tells whole envs apart
     copies_results = True
 
-    async def step(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> TensorDictBase:
+    async def step(
+        self, tensordict: TensorDictBase, *, copy: bool = True, timeout: float | None = None
+    ) -> TensorDictBase:
         """Take one step in all envs, or in those that a mask names.
 
         Cancelling it, or running into its time, leaves the envs that still work on it *draining*: the next request for
@@ -36,6 +38,14 @@ class AsyncSteps(AsyncCalls):
                 `_step` (bool, `(N,)`, or of the batch size, or shaped like `done`), only those envs step; in the others
                 `next` repeats the root's observations and flags, and the reward is 0. The mask stays where it is,
                 unless it selects nobody.
+            copy: False to *lend* what the envs answered, where it is. Its tensors are views of the memory into which
+                the envs write, where each has two halves that it takes in turn: the values stand while the next step or
+                reset of the same env is under way, and until the second next one is asked for, whatever comes of those.
+                Then the env writes over them, so clone what is to be kept, also for a graph of gradients; and never
+                write into them. They can be looked at in any case, also after `close` or the death of a worker.
+                Some are copies all the same: of a step with a mask, of a view of envs that do not follow each other, of
+                values without a fixed shape, of lost steps, and, once, after steps of views that left envs of the batch
+                in different halves; and so is what goes to another device.
             timeout: Seconds that it may take, besides the time to build envs anew; None for `step_timeout`.
 
         Returns:
@@ -52,11 +62,11 @@ class AsyncSteps(AsyncCalls):
             Exception: Whatever an env raised, with the worker's traceback as a note, and with the indices of all envs
                 that failed as `env_index`. The others have stepped; those that failed need a reset.
         """
-        await self._advance(tensordict, maybe_reset=False, timeout=timeout)
+        await self._advance(tensordict, maybe_reset=False, copy=copy, timeout=timeout)
         return tensordict
 
     async def step_and_maybe_reset(
-        self, tensordict: TensorDictBase, *, timeout: float | None = None
+        self, tensordict: TensorDictBase, *, copy: bool = True, timeout: float | None = None
     ) -> tuple[TensorDictBase, TensorDictBase]:
         """Take one step, and reset the envs whose episode ended, in the same round trip.
 
@@ -65,11 +75,13 @@ class AsyncSteps(AsyncCalls):
         Returns:
             `tensordict` with `next`, which holds the true final observations, and the root for the next step.
         """
-        root = await self._advance(tensordict, maybe_reset=True, timeout=timeout)
+        root = await self._advance(tensordict, maybe_reset=True, copy=copy, timeout=timeout)
         assert root is not None
         return tensordict, root
 
-    async def _advance(self, td: TensorDictBase, *, maybe_reset: bool, timeout: float | None) -> TensorDictBase | None:
+    async def _advance(
+        self, td: TensorDictBase, *, maybe_reset: bool, copy: bool, timeout: float | None
+    ) -> TensorDictBase | None:
         """Step, put the outcome under `next`, and return the root for the next step."""
         scope = self._running_scope or await self._scope()
         pool, exchange = scope.pool, scope.exchange
@@ -87,9 +99,10 @@ class AsyncSteps(AsyncCalls):
             known = exchange.latest() if pool.restarts else None
             outcome = Outcome()
             if chosen.indices:
+                exchange.decide(rows, lends=not copy, whole=maybe_reset)
                 loose = exchange.write_inputs(inputs, rows)  # type: ignore[arg-type]
                 outcome = await pool.step(lease, loose, maybe_reset=maybe_reset)
-            following, root = scope.read_step(rows, outcome, known, maybe_reset=maybe_reset)
+            following, root = scope.read_step(rows, outcome, known, maybe_reset=maybe_reset, lends=not copy)
         finally:
             pool.release(lease)
         outcome.raise_failure()

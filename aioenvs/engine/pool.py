@@ -12,9 +12,10 @@ from aioenvs.engine.adapters import Call, ResetArguments
 from aioenvs.engine.deadlines import Deadline, done_within, drop
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import EnvMetadata, Family, form_families, interned
+from aioenvs.engine.metadata import STATUS, TURN, WHERE, EnvMetadata, Family, form_families, interned
 from aioenvs.engine.slots import Slots
 from aioenvs.engine.spaces import Objects
+from aioenvs.engine.turns import Turns
 from aioenvs.errors import AioEnvsError, ClosedError, WorkerTimeoutError, describe_envs
 
 __all__ = [
@@ -113,6 +114,7 @@ class Pool(ABC):
         metadata: What each env says of itself; known once started.
         families: Envs of one structure each, and where their values lie; known once started.
         arrays: For each family its arrays `(envs of the family, *shape)` by region and key; known once started.
+        turns: For each family in which slot its envs have and write their values; known once started.
         has_coroutines: Whether some envs of each worker do, so that cancelling a request cancels these; known once
             started.
         restarts: Whether envs whose worker died are built anew and reset of themselves.
@@ -127,6 +129,7 @@ class Pool(ABC):
     metadata: tuple[EnvMetadata, ...]
     families: tuple[Family, ...]
     arrays: tuple[dict[str, Arrays], ...]
+    turns: tuple[Turns, ...]
     has_coroutines: tuple[bool, ...]
 
     def __init__(self, groups: Sequence[Sequence[int]], timeouts: Timeouts = Timeouts()) -> None:
@@ -170,6 +173,7 @@ class Pool(ABC):
         self.families = form_families(self.metadata)
         buffer = allocate(self.families[-1].layout.end)
         self.arrays = tuple(family.layout.arrays(buffer) for family in self.families)
+        self.turns = tuple(Turns(own[STATUS][WHERE], own[STATUS][TURN]) for own in self.arrays)
         return buffer
 
     @property

@@ -12,7 +12,19 @@ from tensordict import TensorDictBase
 from aioenvs.engine.adapters import Attribute, Call, Handling, ResetArguments
 from aioenvs.engine.copying import received
 from aioenvs.engine.layout import Arrays, Leaf
-from aioenvs.engine.metadata import IN_NEXT, IN_ROOT, INPUT, NEXT, ROOT, STATUS, WHERE, EnvMetadata
+from aioenvs.engine.metadata import (
+    IN_NEXT,
+    IN_ROOT,
+    INPUT,
+    NEXT,
+    ROOT,
+    SLOTS,
+    STATUS,
+    TURN,
+    WHERE,
+    WHOLE,
+    EnvMetadata,
+)
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import NUMPY, PYTHON, Streams, torch_generator
 from aioenvs.envs.base import EnvBase
@@ -51,7 +63,8 @@ class TensorDictAdapter:
         self._trees = region_trees(env.output_spec, env.input_spec)
         self._known = Tree.of(env.full_observation_spec, env.full_done_spec, env.full_state_spec)
         self.metadata = self._describe()
-        self._rows: dict[str, dict[Key, torch.Tensor]] = {INPUT: {}, NEXT: {}, ROOT: {}}
+        self._inputs: dict[Key, torch.Tensor] = {}
+        self._slots: list[dict[str, dict[Key, torch.Tensor]]] = []
         self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
         self._streams = Streams(PYTHON, NUMPY, TORCH, use=handling.generators)
         self._failed = False
@@ -100,11 +113,18 @@ class TensorDictAdapter:
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._where = arrays[STATUS][WHERE][row : row + 1]
-        for region, tree in self._trees.items():
-            self._rows[region] = {
-                key: tensor_of(array[row : row + 1].reshape(array.shape[1:]), tree.leaves[key].dtype)
-                for key, array in arrays[region].items()
-            }
+        self._turn = arrays[STATUS][TURN][row : row + 1]
+        self._inputs = self._rows(INPUT, arrays[INPUT], row)
+        self._slots = [
+            {region: self._rows(region, arrays[name], row) for region, name in slot.items()} for slot in SLOTS
+        ]
+
+    def _rows(self, region: str, arrays: Arrays, row: int) -> dict[Key, torch.Tensor]:
+        leaves = self._trees[region].leaves
+        return {
+            key: tensor_of(array[row : row + 1].reshape(array.shape[1:]), leaves[key].dtype)
+            for key, array in arrays.items()
+        }
 
     def seed(self, seed: int) -> None:
         self._streams.seed(seed)
@@ -126,7 +146,7 @@ class TensorDictAdapter:
         """What the caller knows of the env, as the argument of its reset."""
         if not arguments.given and not arguments.objects:
             return None
-        rows = self._rows[INPUT] | self._rows[ROOT]
+        rows = self._inputs | self._slots[int(self._turn[0]) & 1][ROOT]
         values = {key: rows[key].clone() for key in arguments.given} | {
             key: copied(value) for key, value in arguments.objects.items()
         }
@@ -141,7 +161,7 @@ class TensorDictAdapter:
             raise ResetNeededError(f"env {self.env_index} cannot step: it failed since its last reset; reset it first")
         self._failed = True
         with self._streams, self._grads:
-            values = {key: row.clone() for key, row in self._rows[INPUT].items()} | self._objects[INPUT]
+            values = {key: row.clone() for key, row in self._inputs.items()} | self._objects[INPUT]
             td = self._placed(self._trees[INPUT].build(values))
             following = None
             if maybe_reset and self._in_one:
@@ -152,6 +172,9 @@ class TensorDictAdapter:
             done = any(bool(values[key].any()) for key in self.metadata.done_keys)
             if done and maybe_reset:
                 self._write(ROOT, self.env.maybe_reset(self.env.step_mdp(td)) if following is None else following)
+            elif int(self._turn[0]) & WHOLE:
+                for key, place in self._slots[int(self._turn[0]) & 1][ROOT].items():
+                    place.copy_(values[key])
         self._failed = False
         return done
 
@@ -161,7 +184,8 @@ class TensorDictAdapter:
 
     def _write(self, region: str, td: TensorDictBase) -> dict[Key, Any]:
         """Hand over the values of a region; returns them as they are."""
-        tree, rows, objects = self._trees[region], self._rows[region], self._objects[region]
+        tree, slot, objects = self._trees[region], int(self._turn[0]) & 1, self._objects[region]
+        rows = self._slots[slot][region]
         values = tree.read(td)
         for key, spec in tree.leaves.items():
             value = values.get(key)
@@ -175,7 +199,7 @@ class TensorDictAdapter:
                 rows[key].copy_(value)
             else:
                 objects[key] = value.clone()
-        self._where[0] = IN_ROOT if region == ROOT else IN_NEXT
+        self._where[0] = 2 * slot + (IN_ROOT if region == ROOT else IN_NEXT)
         return values
 
     def _check(self, key: Key, spec: TensorSpec, value: Any) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from aioenvs.engine.adapters import Call, Handling, ResetArguments
 from aioenvs.engine.gym_adapter import GymAdapter
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import INPUT, NEXT, STATUS
+from aioenvs.engine.metadata import INPUT, NEXT, SLOTS, STATUS
 from aioenvs.engine.spaces import Objects
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.gym import GymEnv, GymWrapper
@@ -68,16 +68,17 @@ class GymEnvAdapter(TensorDictAdapter):
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._decoders.clear()
         own: dict[str, Arrays] = {STATUS: {key: array[row : row + 1] for key, array in arrays[STATUS].items()}}
-        for region, leaves in self._gym.metadata.leaves.items():
-            own[region] = {}
-            for leaf in leaves:
+        names = [(INPUT, INPUT), *(pair for slot in SLOTS for pair in slot.items())]
+        for region, name in names:
+            own[name] = {}
+            for leaf in self._gym.metadata.leaves[region]:
                 key, shape = leaf.key, leaf.shape
-                values, spec = arrays[region][key][row : row + 1], self._trees[region].leaves[key]
+                values, spec = arrays[name][key][row : row + 1], self._trees[region].leaves[key]
                 if region == INPUT and not isinstance(spec, Bounded | Unbounded):
-                    own[region][key] = np.zeros((1, *shape), leaf.dtype)
-                    self._decoders.append(self._decoder(key, spec, values[0, ...], own[region][key]))
+                    own[name][key] = np.zeros((1, *shape), leaf.dtype)
+                    self._decoders.append(self._decoder(key, spec, values[0, ...], own[name][key]))
                 else:
-                    own[region][key] = values.reshape(1, *shape)
+                    own[name][key] = values.reshape(1, *shape)
         self._gym.bind(own, 0)
 
     def _decoder(self, key: Key, spec: TensorSpec, row: NDArray[Any], target: NDArray[Any]) -> Decoder:
