@@ -80,6 +80,7 @@ ASYNCIO = {
         "deadlines",
         "concurrency",
         "concurrent_worker",
+        "fences",
         "inline",
         "pool",
         "portal",

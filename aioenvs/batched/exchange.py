@@ -7,7 +7,7 @@ its tensors are views of that copy; some rows are copied leaf by leaf. What trav
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from tensordict import NonTensorData, TensorDictBase
 
 from aioenvs.batched.inputs import InputLeaf, Inputs, Rows, mismatch, missing, selector
-from aioenvs.batched.ledger import Ledger, PackedRegion
+from aioenvs.batched.ledger import Ledger
+from aioenvs.batched.reader import Lent, Reader
+from aioenvs.device import Transfer
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import IN_ROOT, INPUT, NEXT, ROOT, SLOTS
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT
 from aioenvs.engine.spaces import Objects, is_outside
 from aioenvs.errors import SpecMismatchError
 from aioenvs.specs import NonTensor
@@ -54,12 +56,8 @@ class Exchange:
         self._places = range(len(self.envs)) if members is None else members.tolist()
         self._loose = family.metadata.objects
         self._rewards = family.metadata.reward_keys
-        self._packed = (
-            [{region: PackedRegion(ledger, slot, region) for region in (NEXT, ROOT)} for slot in range(len(SLOTS))]
-            if members is None
-            else []
-        )
-        self._lent: dict[tuple[int, str], Values] = {}
+        self._reader = Reader(ledger, members)
+        self._lent: dict[tuple[int, str], Lent] = {}
 
     @functools.cached_property
     def _inputs(self) -> list[InputLeaf]:
@@ -80,18 +78,38 @@ class Exchange:
 
     # -- in ---------------------------------------------------------------------------------------------
 
-    def check_inputs(self, td: TensorDictBase, entries: Mapping[str, Any], rows: Rows) -> Inputs:
+    def elsewhere(
+        self, td: TensorDictBase, entries: Mapping[str, Any], holds: Callable[[torch.Tensor], bool]
+    ) -> dict[Key, torch.Tensor]:
+        """The inputs with a place in the block that a device holds, rather than the host.
+
+        Args:
+            td: What the step was given.
+            entries: Its entries.
+            holds: Whether the device has a tensor.
+        """
+        found = ((leaf.key, leaf.elsewhere(td, entries)) for leaf in self._inputs)
+        return {key: value for key, value in found if isinstance(value, torch.Tensor) and holds(value)}
+
+    def check_inputs(
+        self,
+        td: TensorDictBase,
+        entries: Mapping[str, Any],
+        rows: Rows,
+        fetched: Mapping[Key, torch.Tensor] = {},
+    ) -> Inputs:
         """The whole batch of inputs, checked; nothing is written yet.
 
         Args:
             td: What the step was given.
             entries: Its entries.
             rows: Which envs are to step; what the others' values are does not matter.
+            fetched: Those of them that were elsewhere.
 
         Raises:
             SpecMismatchError: If a key is missing, or a value has the wrong shape, dtype, device or range.
         """
-        values: Inputs = {leaf.key: leaf.check(td, entries, rows) for leaf in self._inputs}
+        values: Inputs = {leaf.key: leaf.check(td, entries, rows, fetched.get(leaf.key)) for leaf in self._inputs}
         for key in self._ledger.input_objects:
             values[key] = self._object_list(td, key, rows)
         return values
@@ -198,7 +216,7 @@ class Exchange:
                     continue
                 if key in (self._ledger.inputs if region == INPUT else self._ledger.slots[0][region]):
                     array = array_of(value)
-                    self._store(region, key, targets, array if rows is None else array[rows])
+                    self._ledger.store(region, key, targets, array if rows is None else array[rows])
                     kept.append(key)
                 else:
                     loose[key] = plain(value)
@@ -207,16 +225,6 @@ class Exchange:
             self.envs[row]: ResetArguments({}, tuple(kept), {key: value[row] for key, value in loose.items()})
             for row in self._indices(rows)
         }
-
-    def _store(self, region: str, key: Key, targets: Any, values: NDArray[Any]) -> None:
-        """Write rows of a region; of an output, to the slot in which the env itself writes next."""
-        if region == INPUT:
-            self._ledger.inputs[key][targets] = values
-            return
-        chosen = self._turns.target(targets)
-        for slot, own in enumerate(self._ledger.slots):
-            places = np.arange(len(self._ledger.family.envs))[targets][chosen == slot]
-            own[region][key][places] = values[chosen == slot]
 
     @property
     def takes_root(self) -> bool:
@@ -262,12 +270,12 @@ class Exchange:
         if lends and rows is None and (lent := self._lend(NEXT)) is not None:
             self._turns.lend(self._all)
             return lent
-        arrays = self._copy(NEXT)
+        arrays = self._reader.copy(NEXT)
         if rows is None:
             return self._values(NEXT, arrays)
         others = np.ones(len(self.envs), np.bool_)
         others[rows] = False
-        self._replace(arrays, np.flatnonzero(others & self._in_root()))
+        self._reader.replace(arrays, np.flatnonzero(others & self._reader.in_root()))
         values = self._values(NEXT, arrays)
         for key in self._rewards:
             values[key] = self._filled(key, values[key], others, 0)
@@ -275,7 +283,7 @@ class Exchange:
 
     def last_step(self) -> tuple[Values, Values]:
         """The outcome of the last step of each env, which was counted, and the root for the next one."""
-        following = self._values(NEXT, self._copy(NEXT))
+        following = self._values(NEXT, self._reader.copy(NEXT))
         return following, self.root_result(following, Outcome())
 
     def count(self, rows: Rows, outcome: Outcome) -> None:
@@ -288,35 +296,14 @@ class Exchange:
                 ledger.steps[self._targets(rows)] += 1
             if outcome.finished:
                 targets = self._targets(rows)
-                ledger.episodes[targets] += self._finished()[targets]
+                ledger.episodes[targets] += ledger.finished()[targets]
             return
-        finished = self._finished()
+        finished = ledger.finished()
         for row in self._indices(rows):
             env, place = self.envs[row], self._places[row]
             if env not in outcome.failures:
                 ledger.steps[place] += 1
                 ledger.episodes[place] += env in outcome.lost or finished[place]
-
-    def _finished(self) -> NDArray[np.bool_]:
-        """For each env of the family whether its last step ended an episode."""
-        ledger = self._ledger
-        if self._turns.plain:
-            flags = self._flags(0)
-        else:
-            one, other = (self._flags(slot) for slot in range(len(SLOTS)))
-            first = self._turns.slots(slice(None)) == 0
-            flags = None if one is None or other is None else np.where(first, one, other)
-        if flags is not None:
-            return flags
-        keys, known = ledger.family.metadata.done_keys, ledger.objects
-        return np.array([any(bool(own[key].any()) for key in keys if key in own) for own in known], np.bool_)
-
-    def _flags(self, slot: int) -> NDArray[np.bool_] | None:
-        """The same, by what is in one slot; None if there are no such flags."""
-        flag, done = self._ledger.flags[slot], self._ledger.done[slot]
-        if flag is None and done:
-            flag = np.logical_or.reduce([own.any(1) for own in done])
-        return flag
 
     def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """How many steps came back from each env, and how many of them ended an episode."""
@@ -354,7 +341,7 @@ class Exchange:
             outcome: What came of the command.
             lends: Whether it may be lent, as was decided before.
         """
-        rows = self._in_root().nonzero()[0]
+        rows = self._reader.in_root().nonzero()[0]
         noted = self._note(outcome, ROOT) if outcome.objects else False
         if not len(rows) and not noted:
             root = dict(following)
@@ -365,71 +352,40 @@ class Exchange:
             return lent
         return self._merged(rows)
 
-    def _in_root(self) -> NDArray[np.bool_]:
-        """Which envs had a reset after their last step, or no step yet."""
-        where = self._ledger.where
-        in_root: NDArray[np.bool_] = (where if self._turns.plain else where & 1) == IN_ROOT
-        return in_root if self._members is None else in_root[self._all]
-
     def latest(self) -> Values:
         """What is known of every env: the values after its last step or reset."""
-        mask = self._in_root()
-        return self._values(ROOT, self._copy(ROOT)) if mask.all() else self._merged(np.flatnonzero(mask))
+        mask = self._reader.in_root()
+        return self._values(ROOT, self._reader.copy(ROOT)) if mask.all() else self._merged(np.flatnonzero(mask))
 
     def _merged(self, rows: NDArray[np.intp]) -> Values:
         """The values of the last step, or, in these rows, of the reset after it."""
-        arrays = self._copy(NEXT)
+        arrays = self._reader.copy(NEXT)
         for key in self._rewards:
             arrays.pop(key, None)
-        self._replace(arrays, rows)
+        self._reader.replace(arrays, rows)
         return self._values(ROOT, arrays)
 
-    def _copy(self, region: str) -> Arrays:
-        """A region of these envs, as it is where each has its latest values."""
-        slot = 0 if self._turns.plain else self._turns.slot(self._all)
-        arrays = self._copy_slot(region, slot or 0)
-        if slot is None:
-            second = np.flatnonzero(self._turns.slots(self._all))
-            self._fill(arrays, region, 1, second)
-        return arrays
-
-    def _copy_slot(self, region: str, slot: int) -> Arrays:
-        if self._members is None:
-            return self._packed[slot][region].copy()
-        own = self._ledger.slots[slot][region]
-        if isinstance(self._all, slice):
-            return {key: array[self._all].copy() for key, array in own.items()}
-        return {key: array[self._all] for key, array in own.items()}
-
-    def _replace(self, arrays: Arrays, rows: NDArray[np.intp]) -> None:
-        """Replace these rows by those of the root."""
-        if self._turns.plain:
-            self._fill(arrays, ROOT, 0, rows)
-            return
-        slots = self._turns.slots(self._targets(rows))
-        for slot in range(len(SLOTS)):
-            self._fill(arrays, ROOT, slot, rows[slots == slot])
-
-    def _fill(self, arrays: Arrays, region: str, slot: int, rows: NDArray[np.intp]) -> None:
-        """Replace these rows by those of a region in a slot."""
-        sources = self._targets(rows)
-        for key, source in self._ledger.slots[slot][region].items():
-            arrays[key][rows] = source[sources]
-
-    def _lend(self, region: str) -> Values | None:
+    def _lend(self, region: str) -> Lent | None:
         """A region of these envs where it is, without being copied; None where it is not all in one place."""
-        slot = self._turns.slot(self._all)
-        if slot is None or not isinstance(self._all, slice):
+        slot = self._reader.slot()
+        if slot is None:
             return None
-        if self._loose[region]:
-            arrays = self._ledger.slots[slot][region]
-            return self._values(region, {key: array[self._all] for key, array in arrays.items()})
         values = self._lent.get((slot, region))
         if values is None:
-            arrays = self._ledger.slots[slot][region]
-            values = self._values(region, {key: array[self._all] for key, array in arrays.items()})
-            self._lent[slot, region] = values
-        return dict(values)
+            values = Lent(self._values(region, self._reader.look(region, slot)), slot, region)
+            if not self._loose[region]:  # whose values are other objects each time
+                self._lent[slot, region] = values
+        return Lent(values, slot, region)
+
+    def place(self, transfer: Transfer, following: Values | None, root: Values | None) -> tuple[Any, Any]:
+        """Bring results to the device of a transfer; see `Reader.place`.
+
+        Args:
+            transfer: Where to.
+            following: What came of a step.
+            root: What came of it for the next one.
+        """
+        return self._reader.place(transfer, following, root)
 
     def _values(self, region: str, arrays: Arrays) -> Values:
         values: Values = {key: torch.from_numpy(array) for key, array in arrays.items()}

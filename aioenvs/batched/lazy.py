@@ -12,6 +12,8 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.batched.exchange import Exchange, Rows, Values
 from aioenvs.batched.inputs import Inputs
+from aioenvs.batched.reader import placed
+from aioenvs.device import Transfer
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.spaces import Objects
@@ -36,7 +38,17 @@ class LazyExchange:
             place: env for places, part in parts for place, env in zip(places.tolist(), part.envs, strict=True)
         }
 
-    def check_inputs(self, td: TensorDictBase, entries: Mapping[str, Any], rows: Rows) -> list[Inputs]:
+    def elsewhere(self, *_: Any) -> dict[Key, torch.Tensor]:
+        """None: those of a lazy stack are fetched one by one."""
+        return {}
+
+    def check_inputs(
+        self,
+        td: TensorDictBase,
+        entries: Mapping[str, Any],
+        rows: Rows,
+        fetched: Mapping[Key, torch.Tensor] = {},
+    ) -> list[Inputs]:
         """The inputs of each family, checked; see `Exchange.check_inputs`."""
         shares = zip(self._split(td), self._local(rows), strict=True)
         return [part.check_inputs(own, {}, local) for (own, part), (local, _) in shares]
@@ -133,6 +145,11 @@ class LazyExchange:
             for place, own in zip(places.tolist(), part.random_objects(), strict=True):
                 sampled[place] = own
         return sampled
+
+    def place(self, transfer: Transfer, following: Any, root: Any) -> tuple[Any, Any]:
+        """See `Exchange.place`; all families go together."""
+        moved = placed(transfer, following, root)
+        return moved[0], moved[1]
 
     def _split(self, td: TensorDictBase) -> Iterator[tuple[TensorDictBase, Exchange]]:
         """Each family's share of a TensorDict."""

@@ -17,9 +17,9 @@ from aioenvs.engine.metadata import INPUT, NEXT, ROOT, SLOTS, STATUS, WHERE, Env
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.turns import Turns
 from aioenvs.specs import NonTensor
-from aioenvs.trees import Tree, region_trees
+from aioenvs.trees import Key, Tree, region_trees
 
-__all__ = ["Ledger", "PackedRegion"]
+__all__ = ["Ledger"]
 
 
 class Ledger:
@@ -43,6 +43,7 @@ class Ledger:
         self.turns = turns
         self.place = {env: place for place, env in enumerate(family.envs)}
         self.where = arrays[STATUS][WHERE]
+        self.memory = _bytes_behind(self.where)
         self.spaces = [copy.deepcopy(each.specs.get("action", {})) for each in metadata]
         self.objects: list[Objects] = [{} for _ in family.envs]
         self.done = [
@@ -73,26 +74,39 @@ class Ledger:
             for region, leaves in {INPUT: self.inputs, **self.slots[0]}.items()
         }
 
+    def finished(self) -> NDArray[np.bool_]:
+        """For each env whether its last step ended an episode."""
+        if self.turns.plain:
+            flags = self._flags(0)
+        else:
+            one, other = (self._flags(slot) for slot in range(len(SLOTS)))
+            first = self.turns.slots(slice(None)) == 0
+            flags = None if one is None or other is None else np.where(first, one, other)
+        if flags is not None:
+            return flags
+        keys, known = self.family.metadata.done_keys, self.objects
+        return np.array([any(bool(own[key].any()) for key in keys if key in own) for own in known], np.bool_)
 
-class PackedRegion:
-    """Copies a region of one slot as one run of bytes, by a plan that is made once."""
+    def _flags(self, slot: int) -> NDArray[np.bool_] | None:
+        """The same, by what is in one slot; None if there are no such flags."""
+        flag, done = self.flags[slot], self.done[slot]
+        if flag is None and done:
+            flag = np.logical_or.reduce([own.any(1) for own in done])
+        return flag
 
-    def __init__(self, ledger: Ledger, slot: int, region: str) -> None:
-        place = ledger.family.layout.regions[SLOTS[slot][region]]
-        count = len(ledger.family.envs)
-        arrays = list(ledger.slots[slot][region].values())
-        whole = _bytes_behind(arrays[0]) if arrays else np.zeros(0, np.uint8)
-        self._source = whole[place.offset : place.offset + place.nbytes] if arrays else whole
-        self._plan = [
-            (item.leaf.key, (count, *item.leaf.shape), np.dtype(item.leaf.dtype), item.offset) for item in place.places
-        ]
-
-    def copy(self) -> Arrays:
-        copy = self._source.copy()
-        return {key: np.ndarray(shape, dtype, copy, offset) for key, shape, dtype, offset in self._plan}
+    def store(self, region: str, key: Key, targets: Any, values: NDArray[Any]) -> None:
+        """Write rows of a region; of an output, to the slot in which the env itself writes next."""
+        if region == INPUT:
+            self.inputs[key][targets] = values
+            return
+        chosen = self.turns.target(targets)
+        for slot, own in enumerate(self.slots):
+            places = np.arange(len(self.family.envs))[targets][chosen == slot]
+            own[region][key][places] = values[chosen == slot]
 
 
 def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """The whole buffer into which an array looks."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.batched.calls import AsyncCalls
 from aioenvs.batched.requests import check_next, check_size, check_unlocked, index_of, named_envs, step_rows
+from aioenvs.batched.scope import Scope
 from aioenvs.batched.sent import Sent, gathered
 from aioenvs.batched.signature import Signature
+from aioenvs.device import Transfer
 from aioenvs.engine.host import Outcome
 from aioenvs.errors import AioEnvsError
+from aioenvs.trees import Key
 
 __all__ = ["AsyncSteps"]
 
@@ -91,7 +95,10 @@ class AsyncSteps(AsyncCalls):
         check_next(entries)
         rows = step_rows(entries.get("_step"), td.batch_size)
         chosen = scope.select(rows)
-        inputs = exchange.check_inputs(td, entries, rows) if chosen.indices else {}
+        crossing = scope.whole.crossing
+        fetched = {} if crossing is None else await _fetched(scope, crossing, td, entries)
+        inputs = exchange.check_inputs(td, entries, rows, fetched) if chosen.indices else {}
+        lends = not copy or crossing is not None
         if rows is not None:
             exchange.check_root(td)
         lease = await pool.hold(chosen, "step_and_maybe_reset" if maybe_reset else "step", timeout=timeout)
@@ -99,13 +106,17 @@ class AsyncSteps(AsyncCalls):
             known = exchange.latest() if pool.restarts else None
             outcome = Outcome()
             if chosen.indices:
-                exchange.decide(rows, lends=not copy, whole=maybe_reset)
+                exchange.decide(rows, lends=lends, whole=maybe_reset)
                 loose = exchange.write_inputs(inputs, rows)  # type: ignore[arg-type]
                 outcome = await pool.step(lease, loose, maybe_reset=maybe_reset)
-            following, root = scope.read_step(rows, outcome, known, maybe_reset=maybe_reset, lends=not copy)
+            following, root = scope.read_step(rows, outcome, known, maybe_reset=maybe_reset, lends=lends)
+            if crossing is not None and not outcome.failures:
+                following, root = exchange.place(crossing, following, root)
         finally:
             pool.release(lease)
         outcome.raise_failure()
+        if crossing is not None:
+            await scope.whole.arrived()
         if not chosen.indices:
             td.pop("_step")
         if rows is not None:
@@ -222,9 +233,24 @@ class AsyncSteps(AsyncCalls):
                     ticket.following, ticket.root = whole.last_step(alone, whole.look(alone))
             following = look.results.joined([ticket.following for ticket in tickets])
             root = look.results.joined([ticket.root for ticket in tickets])
+        following, root = scope.placed(following, root)
+        await whole.arrived()
         after = look.results.after_step(td, _entries(td, look.signature), following, root)
         assert after is not None
         return td, after, functools.partial(whole.outbox.take, tickets)
+
+
+async def _fetched(
+    scope: Scope, crossing: Transfer, td: TensorDictBase, entries: Mapping[str, Any]
+) -> dict[Key, torch.Tensor]:
+    """The actions that are on the device, here."""
+    assert crossing.backend is not None
+    found = scope.exchange.elsewhere(td, entries, crossing.backend.holds)
+    if not found:
+        return found
+    tensors, fence = crossing.fetch(list(found.values()))
+    await scope.pool.passed([fence])
+    return dict(zip(found, tensors, strict=True))
 
 
 def _entries(td: TensorDictBase, signature: Signature) -> dict[str, Any]:

@@ -212,6 +212,7 @@ class RestartingPool(WorkerPool):
     async def _settle(self, index: int) -> None:
         """Reset the envs of a new worker; they have lost what they were doing."""
         envs = self.groups[index]
+        await self.passed(self._in_use(frozenset(envs)))
         self._settled[index] += 1
         seeds = {env: derived_seed(self._seeds[env], self._settled[index]) for env in envs if env in self._seeds}
         unused = {env: self._unused[env] for env in envs if env in self._unused}
