@@ -31,6 +31,7 @@ __all__ = [
     "Transfer",
     "backend_of",
     "checked_device",
+    "named_device",
     "require_device",
     "typed",
 ]
@@ -174,7 +175,10 @@ class CudaBackend(DeviceBackend):
 
     def staging(self, nbytes: int, *, pinned: bool) -> torch.Tensor:
         # Torch keeps pinned memory that was dropped, and gives it to nobody before the copies of it are done.
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
+        if pinned:
+            with contextlib.suppress(RuntimeError):  # there is no more of it
+                return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return super().staging(nbytes, pinned=False)
 
     def copy_in(self, source: torch.Tensor) -> tuple[torch.Tensor, Fence]:
         with torch.cuda.stream(self._into):  # whose memory it is, so nothing of the caller's stream is still at it
@@ -201,12 +205,12 @@ class CudaBackend(DeviceBackend):
 Device = torch.device | str | int | DeviceBackend | None
 
 
-def checked_device(device: Any) -> torch.device | None:
+def named_device(device: Any) -> torch.device | None:
     """The device that an argument means; None for None.
 
     Raises:
         TypeError: If it is nothing that names a device.
-        ValueError: If there is no device of such a name, or it can hold no data.
+        ValueError: If there is no device of such a name.
     """
     if device is None:
         return None
@@ -215,10 +219,20 @@ def checked_device(device: Any) -> torch.device | None:
     if isinstance(device, bool) or not isinstance(device, torch.device | str | int):
         raise TypeError(f"expected a device, such as 'cuda:1', torch.device('cpu') or 0, or None, found {device!r}")
     try:
-        checked = torch.device(device)
+        return torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"expected a device, such as 'cpu', 'cuda', 'cuda:1' or 'mps', found {device!r}") from error
-    if checked.type == "meta":
+
+
+def checked_device(device: Any) -> torch.device | None:
+    """The same, for results.
+
+    Raises:
+        TypeError: If it is nothing that names a device.
+        ValueError: If there is no device of such a name, or it can hold no data.
+    """
+    checked = named_device(device)
+    if checked is not None and checked.type == "meta":
         raise ValueError("results cannot go to the device 'meta', which holds no data")
     return checked
 
@@ -235,8 +249,11 @@ def require_device(device: torch.device) -> None:
         raise AioEnvsError(f"expected a device of this machine, found {str(device)!r}: {error}") from error
 
 
-def backend_of(device: torch.device | None) -> DeviceBackend | None:
+def backend_of(device: Device) -> DeviceBackend | None:
     """What brings results to a device; None where they are already there, on the CPU or nowhere in particular."""
+    if isinstance(device, DeviceBackend):
+        return device
+    device = named_device(device)
     if device is None or device.type == "cpu":
         return None
     if device.type != "cuda":
@@ -249,7 +266,7 @@ class Transfer:
     """What crosses between the memory of some envs and a device.
 
     Args:
-        memory: The block into which the envs write, as bytes.
+        memory: The block into which the envs write, as bytes; None if there is none to be pinned.
         backend: Of the device; None if nothing crosses.
         pin_memory: Whether the block is to be pinned; None where results go to a device that gains by it.
         pinning: What pins it where results stay on the host, if anything can.
@@ -257,13 +274,14 @@ class Transfer:
 
     def __init__(
         self,
-        memory: torch.Tensor,
+        memory: torch.Tensor | None,
         backend: DeviceBackend | None,
         pin_memory: bool | None = None,
         pinning: DeviceBackend | None = None,
     ) -> None:
         self._owner = os.getpid()
-        self._memory: torch.Tensor | None = memory
+        self._memory = memory
+        self._stages_pinned = memory is None
         self.wanted = pin_memory
         self._pinned_by: DeviceBackend | None = None
         self._warned = False
@@ -296,6 +314,7 @@ class Transfer:
             self._warned = True
         else:
             self._pinned_by = backend
+            self._stages_pinned = True
 
     @property
     def is_pinned(self) -> bool:
@@ -324,7 +343,7 @@ class Transfer:
         packed = [each for each in placed.values() if each.is_cpu and not (each.requires_grad or backend.holds(each))]
         if packed:
             offsets, nbytes = _offsets(packed)
-            staging = backend.staging(nbytes, pinned=self.is_pinned)
+            staging = backend.staging(nbytes, pinned=self._stages_pinned and backend.pins)
             for offset, tensor in zip(offsets, packed, strict=True):
                 typed(staging, offset, tensor.dtype, tensor.shape).copy_(tensor)
             copy, _ = self.bring(staging)
@@ -345,7 +364,8 @@ class Transfer:
         # The widest first, so that each is aligned without gaps.
         ordered = sorted(range(len(tensors)), key=lambda place: -tensors[place].itemsize)
         sources = [tensors[place] for place in ordered]
-        staging = backend.staging(sum(source.nbytes for source in sources), pinned=self.is_pinned)
+        nbytes = sum(source.nbytes for source in sources)
+        staging = backend.staging(nbytes, pinned=self._stages_pinned and backend.pins)
         fence = backend.copy_out(sources, staging)
         self._note(fence)
         fetched = list(tensors)
@@ -356,12 +376,12 @@ class Transfer:
         return fetched, fence
 
     def _note(self, fence: Fence) -> None:
-        self._fences = [*self.pending, fence]
+        self._fences = [*(each for each in self._fences if not each.done()), fence]
 
     @property
     def pending(self) -> list[Fence]:
-        """The fences of copies that are under way."""
-        return [fence for fence in self._fences if not fence.done()]
+        """The fences of copies that are under way; none in a fork, which has no part in them."""
+        return [fence for fence in self._fences if not fence.done()] if os.getpid() == self._owner else []
 
     def close(self) -> None:
         """Wait for the copies that are under way, and unpin the block. Never raises; nothing to do in a fork."""

@@ -308,3 +308,19 @@ class EveryDtype(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         total = float(action["flag"]) + float(action["size"].sum()) + float(action["n"].sum())
         return self.observation_space.sample(), total, False, False, {}
+
+
+class Pictures(gym.Env[Any, Any]):
+    """Observes large pictures, all of whose pixels are the number of its steps."""
+
+    observation_space = Box(0, 255, (4, 420, 420), np.uint8)
+    action_space = Discrete(1000)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros((4, 420, 420), np.uint8), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.full((4, 420, 420), self.steps % 256, np.uint8), 0.0, False, False, {}

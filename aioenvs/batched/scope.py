@@ -19,7 +19,7 @@ from aioenvs.batched.outbox import Outbox
 from aioenvs.batched.reader import placed
 from aioenvs.batched.results import DenseResults, LazyResults, Results
 from aioenvs.batched.signature import Signature, common_device
-from aioenvs.device import DeviceBackend, Transfer, backend_of
+from aioenvs.device import DeviceBackend, Transfer, backend_of, checked_device
 from aioenvs.engine.deadlines import outlast
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Pool, Selection
@@ -103,6 +103,10 @@ class Scope:
 class Running:
     """What there is between start and close.
 
+    Attributes:
+        transfer: What crosses between the envs' memory and a device.
+        crossing: The same if results cross; None if they stay.
+
     Args:
         pool: The envs; they run.
         device: Where results go; None for where they are.
@@ -132,6 +136,7 @@ class Running:
         firsts: dict[int, int] = {}  # for each env the first that says the same of itself, which it looks like
         self._models = [firsts.setdefault(id(own), env) for env, own in enumerate(pool.metadata)]
         self.transfer = Transfer(torch.from_numpy(self._ledgers[0].memory), backend, pin_memory, _pinning(pin_memory))
+        self.crossing = self.transfer if backend is not None else None
         self._scopes: OrderedDict[tuple[int, ...], Scope] = OrderedDict()
         self._looks: OrderedDict[tuple[int, ...], Look] = OrderedDict()
         self.everything = self.scope(tuple(range(pool.num_envs)))
@@ -143,17 +148,9 @@ class Running:
 
     def _backend(self, device: torch.device | DeviceBackend | None) -> DeviceBackend | None:
         """What brings results to a device, which is theirs from now on."""
-        if isinstance(device, DeviceBackend):
-            self.device = device.device
-            return device
         backend = backend_of(device)
-        self.device = device if backend is None else backend.device
+        self.device = checked_device(device) if backend is None else backend.device
         return backend
-
-    @property
-    def crossing(self) -> Transfer | None:
-        """What brings results to another device; None if they stay."""
-        return None if self.transfer.backend is None else self.transfer
 
     async def arrived(self) -> None:
         """Wait for what crosses, if the caller wants it to be there in any case rather than for its own stream."""
@@ -176,7 +173,9 @@ class Running:
 
     def place(self, device: torch.device | DeviceBackend) -> None:
         """Bring results to another device from now on."""
-        self.transfer.turn_to(self._backend(device), _pinning(self.transfer.wanted))
+        backend = self._backend(device)
+        self.transfer.turn_to(backend, _pinning(self.transfer.wanted))
+        self.crossing = self.transfer if backend is not None else None
         self._scopes.clear()
         self._looks.clear()
         self.everything = self.scope(tuple(range(self.pool.num_envs)))

@@ -48,8 +48,8 @@ class AsyncSteps(AsyncCalls):
                 Then the env writes over them, so clone what is to be kept, also for a graph of gradients; and never
                 write into them. They can be looked at in any case, also after `close` or the death of a worker.
                 Some are copies all the same: of a step with a mask, of a view of envs that do not follow each other, of
-                values without a fixed shape, of lost steps, and, once, after steps of views that left envs of the batch
-                in different halves; and so is what goes to another device.
+                values without a fixed shape, of torch envs in the caller's thread, of lost steps, and, once, after
+                steps of views that left envs of the batch in different halves; so is what goes to another device.
             timeout: Seconds that it may take, besides the time to build envs anew; None for `step_timeout`.
 
         Returns:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from aioenvs.device import Transfer
 from aioenvs.rollout import name_time
 
 __all__ = ["Storage"]
@@ -25,13 +26,15 @@ class Storage:
     Args:
         size: How many steps.
         device: Where they are kept; None for where they are.
+        crossing: What brings them there in one copy each; None where they need not be brought, or one by one will do.
         flat: Whether steps are of single envs, and stand in the order in which they come, along the first dim; else
             they are of all envs, and become a last dim named "time".
     """
 
-    def __init__(self, size: int, device: torch.device | None, *, flat: bool) -> None:
+    def __init__(self, size: int, device: torch.device | None, *, flat: bool, crossing: Transfer | None = None) -> None:
         self._size = size
         self._device = device
+        self._crossing = crossing
         self._flat = flat
         self._written = 0
         self._batch: TensorDictBase | None = None
@@ -64,8 +67,11 @@ class Storage:
             if isinstance(td, LazyStackedTensorDict) or loose != self._loose or not _match(tensors, places):
                 self._loosen()
             else:
-                for path, place in places.items():
-                    place.copy_(tensors[path])
+                values = list(tensors.values())
+                if self._crossing is not None:
+                    values = self._crossing.place(values)
+                for path, value in zip(tensors, values, strict=True):
+                    places[path].copy_(value)
         if self._is_lazy:
             self._keep(td)
         elif loose:
