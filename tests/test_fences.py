@@ -122,6 +122,7 @@ async def test_a_fence_that_fails_fails_the_command_and_no_other(face: Face) -> 
         own = env if face.is_async else env._env
         barrier = Barrier()
         barrier.error = RuntimeError("the device is gone")
+        own._running.pool.fenced = True
         own._running.pool.turns[0].guard(slice(None), 0, barrier)
         step = asyncio.ensure_future(call(env.step, acting([1, 1])))
         assert await in_thread(barrier.asked.wait, 20)

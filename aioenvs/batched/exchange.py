@@ -157,7 +157,7 @@ class Exchange:
                 raise mismatch(key, f"a value of {space}", f"{objects[row]!r} for env {self.envs[row]}")
         return objects
 
-    def decide(self, rows: Rows, *, lends: bool = False, whole: bool = False) -> None:
+    def decide(self, rows: Rows, lends: bool = False, whole: bool = False) -> None:
         """Say where the envs in these rows write next: a command is about to be sent to them, or none of them.
 
         Args:

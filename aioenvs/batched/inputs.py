@@ -89,9 +89,8 @@ class InputLeaf:
 
     def elsewhere(self, td: TensorDictBase, entries: Mapping[str, Any]) -> Any:
         """What was given for a place in the block, whatever it is; None for other values."""
-        return None if self._target is None else self._find(td, entries)
-
-    def _find(self, td: TensorDictBase, entries: Mapping[str, Any]) -> Any:
+        if self._target is None:
+            return None
         value = entries.get(self._name)
         return self._tree.get(td, self.key) if value is None else value
 
@@ -112,7 +111,9 @@ class InputLeaf:
         if self._varies:
             asked = range(len(self._envs)) if rows is None else rows.tolist()
             return [self._check_one(part) if row in asked else None for row, part in enumerate(td.unbind(0))]
-        value = self._find(td, entries) if fetched is None else fetched
+        value = entries.get(self._name) if fetched is None else fetched
+        if value is None:
+            value = self._tree.get(td, self.key)
         if not isinstance(value, torch.Tensor):
             raise missing(td, self.key, value)
         if value.shape != self._shape:

@@ -98,7 +98,7 @@ class LazyExchange:
         """See `Exchange.takes_root`."""
         return any(part.takes_root for _, part in self._parts)
 
-    def decide(self, rows: Rows, *, lends: bool = False, whole: bool = False) -> None:
+    def decide(self, rows: Rows, lends: bool = False, whole: bool = False) -> None:
         """See `Exchange.decide`."""
         for local, part in self._local(rows):
             part.decide(local, lends=lends, whole=whole)

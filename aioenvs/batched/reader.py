@@ -123,7 +123,9 @@ class Reader:
 
     def copy(self, region: str) -> Arrays:
         """A region of these envs, as it is where each has its latest values."""
-        slot = 0 if self._turns.plain else self._turns.slot(self._all)
+        if self._turns.plain:
+            return self._packed[0][region].copy() if self._members is None else self._copied(region, 0)
+        slot = self._turns.slot(self._all)
         arrays = self._copied(region, slot or 0)
         if slot is None:
             second = np.flatnonzero(self._turns.slots(self._all))

@@ -137,6 +137,7 @@ class Running:
         self._models = [firsts.setdefault(id(own), env) for env, own in enumerate(pool.metadata)]
         self.transfer = Transfer(torch.from_numpy(self._ledgers[0].memory), backend, pin_memory, _pinning(pin_memory))
         self.crossing = self.transfer if backend is not None else None
+        pool.fenced = backend is not None
         self._scopes: OrderedDict[tuple[int, ...], Scope] = OrderedDict()
         self._looks: OrderedDict[tuple[int, ...], Look] = OrderedDict()
         self.everything = self.scope(tuple(range(pool.num_envs)))
@@ -176,6 +177,7 @@ class Running:
         backend = self._backend(device)
         self.transfer.turn_to(backend, _pinning(self.transfer.wanted))
         self.crossing = self.transfer if backend is not None else None
+        self.pool.fenced = True  # from now on, since what was begun before may be under way
         self._scopes.clear()
         self._looks.clear()
         self.everything = self.scope(tuple(range(self.pool.num_envs)))

@@ -106,7 +106,7 @@ class AsyncSteps(AsyncCalls):
             known = exchange.latest() if pool.restarts else None
             outcome = Outcome()
             if chosen.indices:
-                exchange.decide(rows, lends=lends, whole=maybe_reset)
+                exchange.decide(rows, lends, maybe_reset)
                 loose = exchange.write_inputs(inputs, rows)  # type: ignore[arg-type]
                 outcome = await pool.step(lease, loose, maybe_reset=maybe_reset)
             following, root = scope.read_step(rows, outcome, known, maybe_reset=maybe_reset, lends=lends)

@@ -21,7 +21,6 @@ from aioenvs.engine.metadata import (
     ROOT,
     SLOTS,
     STATUS,
-    TURN,
     WHERE,
     WHOLE,
     EnvMetadata,
@@ -82,10 +81,9 @@ class GymRows:
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._row = row
         self._where = arrays[STATUS][WHERE]
-        self._turns = arrays[STATUS][TURN].data  # quicker than the array itself where one number is wanted
         self._read_action: Reader = reader(self.env.action_space, ACTION, arrays[INPUT], self._objects[INPUT], row)
         self._slots = [self._slot(number, arrays) for number in range(len(SLOTS))]
-        self._take_turn(self._turns[row])
+        self.take_turn(0)
 
     def _slot(self, number: int, arrays: Mapping[str, Arrays]) -> _Slot:
         space, outputs = self.env.observation_space, {region: arrays[name] for region, name in SLOTS[number].items()}
@@ -96,9 +94,8 @@ class GymRows:
         flat = (outputs[NEXT][key].reshape(-1) for key in (REWARD_KEY, *DONE_KEYS))
         return _Slot(IN_ROOT + 2 * number, IN_NEXT + 2 * number, write_root, write_next, *flat)
 
-    def _take_turn(self, turn: int) -> None:
-        """Write to the slot that the parent has chosen from now on."""
-        self._turn = turn
+    def take_turn(self, turn: int) -> None:
+        self._is_whole = bool(turn & WHOLE)
         slot = self._slots[turn & 1]
         self._in_root, self._in_next, self._write_root, self._write_next = slot[:4]
         self._reward, self._done, self._terminated, self._truncated = slot[4:]
@@ -120,11 +117,8 @@ class GymRows:
         """Take what the env's own reset returned."""
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._bad_result("reset must return (observation, info)", result)
-        row = self._row
-        if self._turns[row] != self._turn:
-            self._take_turn(self._turns[row])
         self._write_root(result[0])
-        self._where[row] = self._in_root
+        self._where[self._row] = self._in_root
         self._seed = None
         self._in_episode = True
 
@@ -141,9 +135,6 @@ class GymRows:
             raise self._bad_result("step must return (observation, reward, terminated, truncated, info)", result)
         observation, reward, terminated, truncated, _ = result
         row = self._row
-        turn = self._turns[row]
-        if turn != self._turn:
-            self._take_turn(turn)
         self._write_next(observation)
         self._reward[row] = reward if type(reward) is float and abs(reward) <= FLOAT32_MAX else self._scalar(reward)
         if type(terminated) is not bool:
@@ -153,7 +144,7 @@ class GymRows:
         self._terminated[row] = terminated
         self._truncated[row] = truncated
         self._done[row] = done = terminated or truncated
-        if turn >= WHOLE and not done:
+        if self._is_whole and not done:
             self._write_root(observation)  # where no step writes the flags, which are those of a reset
         self._where[row] = self._in_next
         self._in_episode = True

@@ -105,7 +105,7 @@ class InlinePool(Pool):
         deadline = None if self._concurrent is None else self._deadline(timeout)
         self.slots.acquire(selection.envs, command)
         lease = Lease(selection, command, deadline, waits=self._yields)
-        if not self._yields:
+        if self.fenced and not self._yields:
             self._wait_for_fences(lease)
         return lease
 

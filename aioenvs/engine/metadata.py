@@ -38,7 +38,8 @@ SLOTS = ({NEXT: NEXT, ROOT: ROOT}, {NEXT: "next'", ROOT: "root'"})
 # A region of the engine's own. WHERE says in which region an env has its latest values, and, times two, in which slot:
 # only the env's own side writes it, when they are complete, so that it holds whatever became of the reply. TURN says in
 # which slot its next command writes, and with WHOLE that a step writes the root, too, also where there is no reset:
-# only the parent writes it, while the env is not at work (`aioenvs.engine.turns`).
+# only the parent writes it (`aioenvs.engine.turns`), while the env is not at work; what hosts the env looks it up with
+# each command.
 STATUS = "status"
 WHERE: Key = ("where",)
 IN_ROOT, IN_NEXT = 0, 1

@@ -121,6 +121,7 @@ class Pool(ABC):
         restarts: Whether envs whose worker died are built anew and reset of themselves.
         suspends: Whether commands may wait for something, and so want an event loop.
         shares_loop: Whether the event loop has others to run while a request waits for a fence.
+        fenced: Whether there may be fences at all (`Turns.guard`).
         replaced: How often each worker was replaced.
         times: How long each worker took to step its envs.
     """
@@ -128,6 +129,7 @@ class Pool(ABC):
     restarts: bool = False
     suspends: bool = True
     shares_loop: bool = True
+    fenced: bool = False
 
     metadata: tuple[EnvMetadata, ...]
     families: tuple[Family, ...]
@@ -262,7 +264,7 @@ class Pool(ABC):
     def _in_use(self, envs: Set[int]) -> list[Fence]:
         """What else is at work on memory into which these envs would write next."""
         fences: list[Fence] = []
-        for family, turns in zip(self.families, self.turns, strict=True) if self.turns else ():
+        for family, turns in zip(self.families, self.turns, strict=True) if self.fenced else ():
             if turns.guarded:
                 fences += turns.in_use([row for row, env in enumerate(family.envs) if env in envs])
         return fences

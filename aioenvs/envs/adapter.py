@@ -20,7 +20,6 @@ from aioenvs.engine.metadata import (
     ROOT,
     SLOTS,
     STATUS,
-    TURN,
     WHERE,
     WHOLE,
     EnvMetadata,
@@ -65,6 +64,7 @@ class TensorDictAdapter:
         self.metadata = self._describe()
         self._inputs: dict[Key, torch.Tensor] = {}
         self._slots: list[dict[str, dict[Key, torch.Tensor]]] = []
+        self._turn = 0
         self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
         self._streams = Streams(PYTHON, NUMPY, TORCH, use=handling.generators)
         self._failed = False
@@ -113,11 +113,13 @@ class TensorDictAdapter:
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._where = arrays[STATUS][WHERE][row : row + 1]
-        self._turn = arrays[STATUS][TURN][row : row + 1]
         self._inputs = self._rows(INPUT, arrays[INPUT], row)
         self._slots = [
             {region: self._rows(region, arrays[name], row) for region, name in slot.items()} for slot in SLOTS
         ]
+
+    def take_turn(self, turn: int) -> None:
+        self._turn = turn
 
     def _rows(self, region: str, arrays: Arrays, row: int) -> dict[Key, torch.Tensor]:
         leaves = self._trees[region].leaves
@@ -146,7 +148,7 @@ class TensorDictAdapter:
         """What the caller knows of the env, as the argument of its reset."""
         if not arguments.given and not arguments.objects:
             return None
-        rows = self._inputs | self._slots[int(self._turn[0]) & 1][ROOT]
+        rows = self._inputs | self._slots[self._turn & 1][ROOT]
         values = {key: rows[key].clone() for key in arguments.given} | {
             key: copied(value) for key, value in arguments.objects.items()
         }
@@ -172,8 +174,8 @@ class TensorDictAdapter:
             done = any(bool(values[key].any()) for key in self.metadata.done_keys)
             if done and maybe_reset:
                 self._write(ROOT, self.env.maybe_reset(self.env.step_mdp(td)) if following is None else following)
-            elif int(self._turn[0]) & WHOLE:
-                for key, place in self._slots[int(self._turn[0]) & 1][ROOT].items():
+            elif self._turn & WHOLE:
+                for key, place in self._slots[self._turn & 1][ROOT].items():
                     place.copy_(values[key])
         self._failed = False
         return done
@@ -184,7 +186,7 @@ class TensorDictAdapter:
 
     def _write(self, region: str, td: TensorDictBase) -> dict[Key, Any]:
         """Hand over the values of a region; returns them as they are."""
-        tree, slot, objects = self._trees[region], int(self._turn[0]) & 1, self._objects[region]
+        tree, slot, objects = self._trees[region], self._turn & 1, self._objects[region]
         rows = self._slots[slot][region]
         values = tree.read(td)
         for key, spec in tree.leaves.items():

@@ -81,6 +81,9 @@ class GymEnvAdapter(TensorDictAdapter):
                     own[name][key] = values.reshape(1, *shape)
         self._gym.bind(own, 0)
 
+    def take_turn(self, turn: int) -> None:
+        self._gym.take_turn(turn)
+
     def _decoder(self, key: Key, spec: TensorSpec, row: NDArray[Any], target: NDArray[Any]) -> Decoder:
         """A function that brings the action of the next step from the env's row to where its adapter reads it.
 
