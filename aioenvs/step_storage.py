@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
@@ -11,6 +11,13 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 __all__ = ["StepStorage", "name_time", "size_of"]
 
 Path = tuple[str, ...]
+
+
+class Crossing(Protocol):
+    """What brings tensors to a device."""
+
+    def place(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The same tensors there."""
 
 
 class StepStorage:
@@ -23,16 +30,24 @@ class StepStorage:
     Args:
         size: How many steps.
         device: Where they are kept; None for where they are.
+        crossing: What brings them there in one copy each; None where they need not be brought, or one by one will do.
         flat: Whether steps are of single envs, and stand in the order in which they come, along the first dim; else
             they are of all envs, and become a last dim named "time".
         keeps_graph: Whether steps with tensors that require grad are kept in their graph, and so as they come.
     """
 
     def __init__(
-        self, size: int, device: torch.device | str | int | None, *, flat: bool = False, keeps_graph: bool = False
+        self,
+        size: int,
+        device: torch.device | str | int | None,
+        *,
+        crossing: Crossing | None = None,
+        flat: bool = False,
+        keeps_graph: bool = False,
     ) -> None:
         self._size = size
         self._device = None if device is None else torch.device(device)
+        self._crossing = crossing
         self._flat = flat
         self._keeps_graph = keeps_graph
         self._written = 0
@@ -63,7 +78,8 @@ class StepStorage:
             self._keep(td)
             return
         if values:
-            torch._foreach_copy_(self._places(count), values)
+            own = values if self._crossing is None else self._crossing.place(values)
+            torch._foreach_copy_(self._places(count), own)
         if self._structure is not None and (loose := self._structure.loose):
             self._keep(td.select(*loose))
 

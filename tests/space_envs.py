@@ -282,3 +282,45 @@ class HintedCartPole(gym.Wrapper[Any, Any, Any, Any]):
         if options is not None:
             options["spoilt"] = True
         return self.env.reset(seed=seed)
+
+
+class EveryDtype(gym.Env[Any, Any]):
+    """Observes a value of each dtype."""
+
+    DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "uint16", "uint32")
+
+    observation_space = gym.spaces.Dict(
+        {name: gym.spaces.Box(0, 1, (3,) if name != "int16" else (), np.dtype(name)) for name in DTYPES}
+    )
+    action_space = gym.spaces.Dict(
+        {
+            "flag": gym.spaces.Discrete(2),
+            "size": gym.spaces.Box(-1, 1, (3,), np.float32),
+            "n": gym.spaces.MultiBinary(3),
+        }
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(3)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        total = float(action["flag"]) + float(action["size"].sum()) + float(action["n"].sum())
+        return self.observation_space.sample(), total, False, False, {}
+
+
+class Pictures(gym.Env[Any, Any]):
+    """Observes large pictures, all of whose pixels are the number of its steps."""
+
+    observation_space = Box(0, 255, (4, 420, 420), np.uint8)
+    action_space = Discrete(1000)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros((4, 420, 420), np.uint8), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.full((4, 420, 420), self.steps % 256, np.uint8), 0.0, False, False, {}

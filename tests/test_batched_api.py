@@ -912,8 +912,8 @@ async def test_what_becomes_of_the_argument_of_a_reset(face: TorchFace) -> None:
 SIGNATURES = {
     "reset": ["tensordict", "list_of_kwargs", "select_reset_only", "kwargs"],
     "maybe_reset": ["tensordict"],
-    "step": ["tensordict"],
-    "step_and_maybe_reset": ["tensordict"],
+    "step": ["tensordict", "copy"],
+    "step_and_maybe_reset": ["tensordict", "copy"],
     "rand_step": ["tensordict"],
     "rand_action": ["tensordict"],
     "set_seed": ["seed", "static_seed"],

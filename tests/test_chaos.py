@@ -12,6 +12,7 @@ from chaos import Mismatch, Options, run
 
 from aioenvs.batched.exchange import Exchange
 from aioenvs.batched.outbox import Outbox
+from aioenvs.batched.reader import Reader
 from aioenvs.batched.scope import Running
 from aioenvs.engine.channel import Channel
 from aioenvs.engine.restarting import RestartingPool
@@ -76,7 +77,9 @@ def test_a_reply_that_comes_late_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_results_that_are_not_copies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Exchange, "_copy", lambda self, region: {k: v[...] for k, v in self._arrays[region].items()})
+    monkeypatch.setattr(
+        Reader, "copy", lambda self, region: {k: v[...] for k, v in self._ledger.slots[0][region].items()}
+    )
     with pytest.raises((Mismatch, RuntimeError, IndexError, ValueError, AssertionError)):
         go(1, 2000, PLAIN)
 

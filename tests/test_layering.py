@@ -20,9 +20,9 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 
-PURE = {f"aioenvs.engine.{name}" for name in ("protocol", "layout", "slots", "metadata", "seeding", "driving")} | {
-    "aioenvs.errors"
-}
+PURE = {
+    f"aioenvs.engine.{name}" for name in ("protocol", "layout", "slots", "metadata", "turns", "seeding", "driving")
+} | {"aioenvs.errors"}
 
 # Lowest first. A module belongs to the longest prefix of its name that stands here, and imports nothing from above.
 LAYERS = (
@@ -32,6 +32,7 @@ LAYERS = (
         "aioenvs.engine.layout",
         "aioenvs.engine.slots",
         "aioenvs.engine.metadata",
+        "aioenvs.engine.turns",
         "aioenvs.engine.seeding",
         "aioenvs.engine.driving",
     ),
@@ -79,6 +80,7 @@ ASYNCIO = {
         "deadlines",
         "concurrency",
         "concurrent_worker",
+        "fences",
         "inline",
         "pool",
         "portal",

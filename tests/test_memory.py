@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from aioenvs.engine.memory import SharedBlock
+from aioenvs.engine.memory import SharedBlock, own_memory
 
 CHILD = """
 import sys
@@ -157,3 +157,10 @@ def test_close_before_the_block_has_a_size(block: SharedBlock) -> None:
     block.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         block.allocate(64)
+
+
+def test_memory_of_ones_own_has_its_pages_for_itself() -> None:
+    arrays = [np.frombuffer(own_memory(nbytes), np.uint8) for nbytes in (0, 10, 10, mmap.PAGESIZE + 1)]
+    assert [len(array) for array in arrays] == [1, 10, 10, mmap.PAGESIZE + 1]
+    assert all(array.ctypes.data % mmap.PAGESIZE == 0 for array in arrays)
+    assert not any(array.any() for array in arrays)

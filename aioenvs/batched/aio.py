@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from aioenvs.batched.config import BatchConfig
 from aioenvs.batched.owner import AsyncBatchedEnv
+from aioenvs.device import Device
 from aioenvs.engine.pool import Timeouts
 
 __all__ = ["AsyncParallelEnv", "AsyncSerialEnv"]
@@ -54,7 +53,9 @@ class AsyncParallelEnv(AsyncBatchedEnv):
             thread cannot be killed: where an env hangs, `close`, or a start that fails, returns after `close_timeout`,
             or as soon as `close` is cancelled, says so in a warning to the log, and leaves the thread behind, which
             does not keep the interpreter from its exit.
-        device: Where results go; None leaves them on the envs' own device.
+        device: Where results go: a device by its name or number, or a `DeviceBackend` (`aioenvs.device`); None leaves
+            them on the envs' own. They cross as one copy, and actions may come from there. Results of torch envs that
+            are on a device themselves are brought to the host in between, except in an `AsyncSerialEnv`.
         share_individual_td: True to get lazy stacks of one TensorDict per env; False to be told if they cannot be
             stacked into one tensor for each key; None for lazy stacks only where they cannot.
         shared_memory: False to keep the buffers in a file without a name rather than in memory.
@@ -82,9 +83,13 @@ class AsyncParallelEnv(AsyncBatchedEnv):
             coroutine envs among them; None for all. Other envs are there one after the other in any case. Waiting for
             its turn counts as a part of an env's time.
         shutdown_timeout: The same, by TorchRL's name, as `close_timeout`; it prevails.
-        non_blocking: Accepted and without effect: what is returned is there. So is `daemon`: workers end with this
-            process in any case.
-        daemon: See `non_blocking`.
+        pin_memory: Whether the buffers are pinned, so that copies to a CUDA device are quick and nobody waits for them;
+            None for when results go to one. Where it cannot be done, a `PerformanceWarning` says so, and copies go
+            without. True also without a `device`, for results that are lent (`copy=False`) and copied by the caller.
+        non_blocking: Whether results that go to a CUDA device may be returned while they are on their way: what the
+            current stream does with them comes after that in any case. False waits until they are there, for callers
+            with streams of their own; None is True.
+        daemon: Accepted and without effect: workers end with this process in any case.
 
     >>> import asyncio
     >>> async def main():
@@ -110,7 +115,7 @@ class AsyncParallelEnv(AsyncBatchedEnv):
         create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         num_processes: int | None = None,
         backend: str = "process",
-        device: torch.device | str | int | None = None,
+        device: Device = None,
         share_individual_td: bool | None = None,
         shared_memory: bool | None = None,
         memmap: bool = False,
@@ -128,7 +133,8 @@ class AsyncParallelEnv(AsyncBatchedEnv):
         close_timeout: float = 5.0,
         max_concurrency: int | None = None,
         shutdown_timeout: float | None = None,
-        non_blocking: bool = False,
+        non_blocking: bool | None = None,
+        pin_memory: bool | None = None,
         daemon: bool = False,
     ) -> None:
         if shutdown_timeout is not None:
@@ -151,6 +157,8 @@ class AsyncParallelEnv(AsyncBatchedEnv):
             on_worker_death=on_worker_death,
             max_restarts=max_restarts,
             max_concurrency=max_concurrency,
+            pin_memory=pin_memory,
+            non_blocking=non_blocking,
         )
         super().__init__(config, device)
 
@@ -169,18 +177,19 @@ class AsyncSerialEnv(AsyncBatchedEnv):
         device: As for `AsyncParallelEnv`.
         share_individual_td: As for `AsyncParallelEnv`.
         shared_memory: Accepted and without effect, as `memmap`, `consolidate`, `num_sub_threads`, `serial_for_single`,
-            `shutdown_timeout`, `non_blocking` and `daemon` are, so that the classes take the same options as TorchRL's:
+            `shutdown_timeout` and `daemon` are, so that the classes take the same options as TorchRL's:
             there is no other process.
         memmap: See `shared_memory`.
         use_buffers: Accepted; True warns where sizes vary, as for `AsyncParallelEnv`.
         consolidate: See `shared_memory`.
         num_threads: As for `AsyncParallelEnv`.
+        pin_memory: As for `AsyncParallelEnv`.
+        non_blocking: As for `AsyncParallelEnv`.
         num_sub_threads: See `shared_memory`.
         serial_for_single: See `shared_memory`.
         allow_step_when_done: As for `AsyncParallelEnv`.
         max_concurrency: How many coroutine envs may be inside `reset` or `step` at once; None for all.
         shutdown_timeout: See `shared_memory`.
-        non_blocking: See `shared_memory`.
         daemon: See `shared_memory`.
 
     >>> import asyncio
@@ -197,7 +206,7 @@ class AsyncSerialEnv(AsyncBatchedEnv):
         create_env_fn: Any,
         *,
         create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        device: torch.device | str | int | None = None,
+        device: Device = None,
         share_individual_td: bool | None = None,
         shared_memory: bool | None = None,
         memmap: bool = False,
@@ -209,7 +218,8 @@ class AsyncSerialEnv(AsyncBatchedEnv):
         allow_step_when_done: bool = False,
         max_concurrency: int | None = None,
         shutdown_timeout: float | None = None,
-        non_blocking: bool = False,
+        non_blocking: bool | None = None,
+        pin_memory: bool | None = None,
         daemon: bool = False,
     ) -> None:
         config = BatchConfig.of(
@@ -225,5 +235,7 @@ class AsyncSerialEnv(AsyncBatchedEnv):
             num_sub_threads=num_sub_threads,
             allow_step_when_done=allow_step_when_done,
             max_concurrency=max_concurrency,
+            pin_memory=pin_memory,
+            non_blocking=non_blocking,
         )
         super().__init__(config, device)

@@ -230,11 +230,12 @@ class AsyncEnvs(AsyncSteps):
             if rows is not None or exchange.takes_root:
                 exchange.check_root(tensordict)
             if rows is not None and not len(rows):
-                return scope.results.after_reset(tensordict, rows, exchange.latest())
+                return scope.results.after_reset(tensordict, rows, *scope.placed(exchange.latest()))
         arguments = reset_arguments(scope.num_seeds, list_of_kwargs, kwargs)
         chosen = scope.select(rows)
         lease = await pool.hold(chosen, "reset", replacing=True, timeout=timeout)
         try:
+            exchange.decide(rows)
             given = {}
             if tensordict is not None:
                 shown = tensordict.empty() if select_reset_only else tensordict
@@ -245,6 +246,8 @@ class AsyncEnvs(AsyncSteps):
         finally:
             pool.release(lease)
         outcome.raise_failure()
+        (values,) = scope.placed(values)
+        await scope.whole.arrived()
         return scope.results.after_reset(tensordict, rows, values)
 
     async def maybe_reset(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> TensorDictBase:

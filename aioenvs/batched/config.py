@@ -42,6 +42,8 @@ class BatchConfig:
         max_restarts: How often a worker that died is restarted unasked; None for never.
         max_concurrency: How many envs of a process or thread may be inside a reset or step at once, if they have
             coroutines; None for all.
+        pin_memory: Whether the block is pinned; None where results go to a device that gains by it.
+        non_blocking: Whether results are returned while they still cross to a device; False for when they are there.
     """
 
     factories: tuple[Any, ...]
@@ -57,6 +59,8 @@ class BatchConfig:
     num_sub_threads: int = 1
     max_restarts: int | None = None
     max_concurrency: int | None = None
+    pin_memory: bool | None = None
+    non_blocking: bool | None = None
 
     @classmethod
     def of(
@@ -88,6 +92,9 @@ class BatchConfig:
         for name in ("num_threads", "num_sub_threads", "max_concurrency"):
             if options.get(name) is not None:
                 _check_count(name, options[name])
+        for name in ("pin_memory", "non_blocking"):
+            if not isinstance(options.get(name), bool | None):
+                raise TypeError(f"{name} must be True, False or None, got {options[name]!r}")
         if allow_step_when_done:
             raise ValueError(
                 "allow_step_when_done=True is not supported: an env whose episode is over needs a reset; use "

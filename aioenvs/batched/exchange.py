@@ -1,13 +1,13 @@
 """Between the pool's arrays and tensors: what a request carries in, and what a result carries out.
 
-Nothing that leaves here looks into the shared block: a whole region is copied once, as bytes, and its tensors
-are views of that copy; some rows are copied leaf by leaf. What travels as an object comes as it is.
+What leaves here does not look into the shared block, unless it is lent: a whole region is copied once, as bytes, and
+its tensors are views of that copy; some rows are copied leaf by leaf. What travels as an object comes as it is.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from tensordict import NonTensorData, TensorDictBase
 
 from aioenvs.batched.inputs import InputLeaf, Inputs, Rows, mismatch, missing, selector
-from aioenvs.batched.ledger import Ledger, PackedRegion
+from aioenvs.batched.ledger import Ledger
+from aioenvs.batched.reader import Lent, Reader
+from aioenvs.device import Transfer
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import IN_ROOT, INPUT, NEXT, ROOT
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT
 from aioenvs.engine.spaces import Objects, is_outside
 from aioenvs.errors import SpecMismatchError
 from aioenvs.specs import NonTensor
@@ -49,16 +51,17 @@ class Exchange:
         self._all = selector(members)
         self._trees = trees
         self._device = device
-        self._arrays = ledger.arrays
+        self._turns = ledger.turns
         self.envs = family.envs if members is None else tuple(family.envs[member] for member in members)
         self._places = range(len(self.envs)) if members is None else members.tolist()
         self._loose = family.metadata.objects
         self._rewards = family.metadata.reward_keys
-        self._packed = {region: PackedRegion(ledger, region) for region in (NEXT, ROOT)} if members is None else {}
+        self._reader = Reader(ledger, members)
+        self._lent: dict[tuple[int, str], Lent] = {}
 
     @functools.cached_property
     def _inputs(self) -> list[InputLeaf]:
-        tree, places, bounds = self._trees[INPUT], self._arrays[INPUT], self._ledger.bounds
+        tree, places, bounds = self._trees[INPUT], self._ledger.inputs, self._ledger.bounds
         return [
             InputLeaf(
                 key,
@@ -75,18 +78,38 @@ class Exchange:
 
     # -- in ---------------------------------------------------------------------------------------------
 
-    def check_inputs(self, td: TensorDictBase, entries: Mapping[str, Any], rows: Rows) -> Inputs:
+    def elsewhere(
+        self, td: TensorDictBase, entries: Mapping[str, Any], holds: Callable[[torch.Tensor], bool]
+    ) -> dict[Key, torch.Tensor]:
+        """The inputs with a place in the block that a device holds, rather than the host.
+
+        Args:
+            td: What the step was given.
+            entries: Its entries.
+            holds: Whether the device has a tensor.
+        """
+        found = ((leaf.key, leaf.elsewhere(td, entries)) for leaf in self._inputs)
+        return {key: value for key, value in found if isinstance(value, torch.Tensor) and holds(value)}
+
+    def check_inputs(
+        self,
+        td: TensorDictBase,
+        entries: Mapping[str, Any],
+        rows: Rows,
+        fetched: Mapping[Key, torch.Tensor] = {},
+    ) -> Inputs:
         """The whole batch of inputs, checked; nothing is written yet.
 
         Args:
             td: What the step was given.
             entries: Its entries.
             rows: Which envs are to step; what the others' values are does not matter.
+            fetched: Those of them that were elsewhere.
 
         Raises:
             SpecMismatchError: If a key is missing, or a value has the wrong shape, dtype, device or range.
         """
-        values: Inputs = {leaf.key: leaf.check(td, entries, rows) for leaf in self._inputs}
+        values: Inputs = {leaf.key: leaf.check(td, entries, rows, fetched.get(leaf.key)) for leaf in self._inputs}
         for key in self._ledger.input_objects:
             values[key] = self._object_list(td, key, rows)
         return values
@@ -134,9 +157,21 @@ class Exchange:
                 raise mismatch(key, f"a value of {space}", f"{objects[row]!r} for env {self.envs[row]}")
         return objects
 
+    def decide(self, rows: Rows, lends: bool = False, whole: bool = False) -> None:
+        """Say where the envs in these rows write next: a command is about to be sent to them, or none of them.
+
+        Args:
+            rows: Which.
+            lends: Whether the results are to be lent, where that is possible.
+            whole: Whether a step writes the root, too, also where there is no reset.
+        """
+        if lends or not self._turns.plain:
+            lends = lends and rows is None and isinstance(self._all, slice)
+            self._turns.decide(self._targets(rows), lends=lends, whole=lends and whole)
+
     def write_inputs(self, values: Inputs, rows: Rows) -> dict[int, Objects] | None:
         """Store checked inputs; returns those without a row, by env."""
-        for key, target in self._arrays[INPUT].items():
+        for key, target in self._ledger.inputs.items():
             if rows is None and self._members is None:
                 target[...] = values[key]
             else:
@@ -179,9 +214,9 @@ class Exchange:
                     value = former.get(key)
                 if value is None:
                     continue
-                if key in self._arrays[region]:
+                if key in (self._ledger.inputs if region == INPUT else self._ledger.slots[0][region]):
                     array = array_of(value)
-                    self._arrays[region][key][targets] = array if rows is None else array[rows]
+                    self._ledger.store(region, key, targets, array if rows is None else array[rows])
                     kept.append(key)
                 else:
                     loose[key] = plain(value)
@@ -221,17 +256,26 @@ class Exchange:
                 noted = True
         return noted
 
-    def step_result(self, rows: Rows, outcome: Outcome) -> Values:
-        """The outcome of a step, by key; rows that were not stepped hold their latest values and no reward."""
+    def step_result(self, rows: Rows, outcome: Outcome, *, lends: bool = False) -> Values:
+        """The outcome of a step, by key; rows that were not stepped hold their latest values and no reward.
+
+        Args:
+            rows: Which were stepped.
+            outcome: What came of the command.
+            lends: Whether it may be lent, as was decided before; it then is wherever it can be.
+        """
         if outcome.objects:
             self._note(outcome, NEXT)
         self.count(rows, outcome)
-        arrays = self._copy(NEXT)
+        if lends and rows is None and (lent := self._lend(NEXT)) is not None:
+            self._turns.lend(self._all)
+            return lent
+        arrays = self._reader.copy(NEXT)
         if rows is None:
             return self._values(NEXT, arrays)
         others = np.ones(len(self.envs), np.bool_)
         others[rows] = False
-        self._replace(arrays, np.flatnonzero(others & self._in_root()))
+        self._reader.replace(arrays, np.flatnonzero(others & self._reader.in_root()))
         values = self._values(NEXT, arrays)
         for key in self._rewards:
             values[key] = self._filled(key, values[key], others, 0)
@@ -239,7 +283,7 @@ class Exchange:
 
     def last_step(self) -> tuple[Values, Values]:
         """The outcome of the last step of each env, which was counted, and the root for the next one."""
-        following = self._values(NEXT, self._copy(NEXT))
+        following = self._values(NEXT, self._reader.copy(NEXT))
         return following, self.root_result(following, Outcome())
 
     def count(self, rows: Rows, outcome: Outcome) -> None:
@@ -252,25 +296,14 @@ class Exchange:
                 ledger.steps[self._targets(rows)] += 1
             if outcome.finished:
                 targets = self._targets(rows)
-                ledger.episodes[targets] += self._finished()[targets]
+                ledger.episodes[targets] += ledger.finished()[targets]
             return
-        finished = self._finished()
+        finished = ledger.finished()
         for row in self._indices(rows):
             env, place = self.envs[row], self._places[row]
             if env not in outcome.failures:
                 ledger.steps[place] += 1
                 ledger.episodes[place] += env in outcome.lost or finished[place]
-
-    def _finished(self) -> NDArray[np.bool_]:
-        """For each env of the family whether its last step ended an episode."""
-        ledger = self._ledger
-        if ledger.flag is not None:
-            return ledger.flag
-        if ledger.done:
-            flags: NDArray[np.bool_] = np.logical_or.reduce([done.any(1) for done in ledger.done])
-            return flags
-        keys, known = ledger.family.metadata.done_keys, ledger.objects
-        return np.array([any(bool(own[key].any()) for key in keys if key in own) for own in known], np.bool_)
 
     def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """How many steps came back from each env, and how many of them ended an episode."""
@@ -300,46 +333,59 @@ class Exchange:
                 replaced[key] = _chosen(lost, known[key], value)
         return replaced
 
-    def root_result(self, following: Any, outcome: Outcome) -> Values:
-        """The root of the next step: what came of the last one, except where the env was reset since."""
-        rows = self._in_root().nonzero()[0]
+    def root_result(self, following: Any, outcome: Outcome, *, lends: bool = False) -> Values:
+        """The root of the next step: what came of the last one, except where the env was reset since.
+
+        Args:
+            following: What came of the last step.
+            outcome: What came of the command.
+            lends: Whether it may be lent, as was decided before.
+        """
+        rows = self._reader.in_root().nonzero()[0]
         noted = self._note(outcome, ROOT) if outcome.objects else False
         if not len(rows) and not noted:
             root = dict(following)
             for key in self._rewards:
                 del root[key]
             return root
+        if lends and (lent := self._lend(ROOT)) is not None:
+            return lent
         return self._merged(rows)
-
-    def _in_root(self) -> NDArray[np.bool_]:
-        """Which envs had a reset after their last step, or no step yet."""
-        in_root: NDArray[np.bool_] = self._ledger.where == IN_ROOT
-        return in_root if self._members is None else in_root[self._all]
 
     def latest(self) -> Values:
         """What is known of every env: the values after its last step or reset."""
-        mask = self._in_root()
-        return self._values(ROOT, self._copy(ROOT)) if mask.all() else self._merged(np.flatnonzero(mask))
+        mask = self._reader.in_root()
+        return self._values(ROOT, self._reader.copy(ROOT)) if mask.all() else self._merged(np.flatnonzero(mask))
 
     def _merged(self, rows: NDArray[np.intp]) -> Values:
         """The values of the last step, or, in these rows, of the reset after it."""
-        arrays = self._copy(NEXT)
+        arrays = self._reader.copy(NEXT)
         for key in self._rewards:
             arrays.pop(key, None)
-        self._replace(arrays, rows)
+        self._reader.replace(arrays, rows)
         return self._values(ROOT, arrays)
 
-    def _copy(self, region: str) -> Arrays:
-        if self._members is None:
-            return self._packed[region].copy()
-        if isinstance(self._all, slice):
-            return {key: array[self._all].copy() for key, array in self._arrays[region].items()}
-        return {key: array[self._all] for key, array in self._arrays[region].items()}
+    def _lend(self, region: str) -> Lent | None:
+        """A region of these envs where it is, without being copied; None where it is not all in one place."""
+        slot = self._reader.slot()
+        if slot is None:
+            return None
+        values = self._lent.get((slot, region))
+        if values is None:
+            values = Lent(self._values(region, self._reader.look(region, slot)), slot, region)
+            if not self._loose[region]:  # whose values are other objects each time
+                self._lent[slot, region] = values
+        return Lent(values, slot, region)
 
-    def _replace(self, arrays: Arrays, rows: NDArray[np.intp]) -> None:
-        sources = self._targets(rows)
-        for key, source in self._arrays[ROOT].items():
-            arrays[key][rows] = source[sources]
+    def place(self, transfer: Transfer, following: Values | None, root: Values | None) -> tuple[Any, Any]:
+        """Bring results to the device of a transfer; see `Reader.place`.
+
+        Args:
+            transfer: Where to.
+            following: What came of a step.
+            root: What came of it for the next one.
+        """
+        return self._reader.place(transfer, following, root)
 
     def _values(self, region: str, arrays: Arrays) -> Values:
         values: Values = {key: torch.from_numpy(array) for key, array in arrays.items()}

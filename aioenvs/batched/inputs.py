@@ -87,8 +87,23 @@ class InputLeaf:
         self._native = target is not None and torch.from_numpy(np.zeros(0, target.dtype)).dtype is spec.dtype
         self._bounds = bounds
 
-    def check(self, td: TensorDictBase, entries: Mapping[str, Any], rows: Rows) -> Any:
+    def elsewhere(self, td: TensorDictBase, entries: Mapping[str, Any]) -> Any:
+        """What was given for a place in the block, whatever it is; None for other values."""
+        if self._target is None:
+            return None
+        value = entries.get(self._name)
+        return self._tree.get(td, self.key) if value is None else value
+
+    def check(
+        self, td: TensorDictBase, entries: Mapping[str, Any], rows: Rows, fetched: torch.Tensor | None = None
+    ) -> Any:
         """The value for all envs: an array if it has a place in the block, else a tensor, or a list of them.
+
+        Args:
+            td: What the step was given.
+            entries: Its entries.
+            rows: Which envs are to step.
+            fetched: The value, if it was elsewhere.
 
         Raises:
             SpecMismatchError: If it is missing, or has the wrong shape, dtype, device or range.
@@ -96,7 +111,7 @@ class InputLeaf:
         if self._varies:
             asked = range(len(self._envs)) if rows is None else rows.tolist()
             return [self._check_one(part) if row in asked else None for row, part in enumerate(td.unbind(0))]
-        value = entries.get(self._name)
+        value = entries.get(self._name) if fetched is None else fetched
         if value is None:
             value = self._tree.get(td, self.key)
         if not isinstance(value, torch.Tensor):

@@ -12,6 +12,8 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.batched.exchange import Exchange, Rows, Values
 from aioenvs.batched.inputs import Inputs
+from aioenvs.batched.reader import placed
+from aioenvs.device import Transfer
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.spaces import Objects
@@ -36,7 +38,17 @@ class LazyExchange:
             place: env for places, part in parts for place, env in zip(places.tolist(), part.envs, strict=True)
         }
 
-    def check_inputs(self, td: TensorDictBase, entries: Mapping[str, Any], rows: Rows) -> list[Inputs]:
+    def elsewhere(self, *_: Any) -> dict[Key, torch.Tensor]:
+        """None: those of a lazy stack are fetched one by one."""
+        return {}
+
+    def check_inputs(
+        self,
+        td: TensorDictBase,
+        entries: Mapping[str, Any],
+        rows: Rows,
+        fetched: Mapping[Key, torch.Tensor] = {},
+    ) -> list[Inputs]:
         """The inputs of each family, checked; see `Exchange.check_inputs`."""
         shares = zip(self._split(td), self._local(rows), strict=True)
         return [part.check_inputs(own, {}, local) for (own, part), (local, _) in shares]
@@ -86,9 +98,14 @@ class LazyExchange:
         """See `Exchange.takes_root`."""
         return any(part.takes_root for _, part in self._parts)
 
-    def step_result(self, rows: Rows, outcome: Outcome) -> list[Values]:
+    def decide(self, rows: Rows, lends: bool = False, whole: bool = False) -> None:
+        """See `Exchange.decide`."""
+        for local, part in self._local(rows):
+            part.decide(local, lends=lends, whole=whole)
+
+    def step_result(self, rows: Rows, outcome: Outcome, *, lends: bool = False) -> list[Values]:
         """See `Exchange.step_result`."""
-        return self._merged([part.step_result(local, outcome) for local, part in self._local(rows)])
+        return self._merged([part.step_result(local, outcome, lends=lends) for local, part in self._local(rows)])
 
     def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See `Exchange.counts`."""
@@ -109,11 +126,12 @@ class LazyExchange:
             results.append(part.with_losses(own, before, local, outcome))
         return self._merged(results)
 
-    def root_result(self, following: Any, outcome: Outcome) -> list[Values]:
+    def root_result(self, following: Any, outcome: Outcome, *, lends: bool = False) -> list[Values]:
         """See `Exchange.root_result`."""
         results = []
         for places, part in self._parts:
-            results.append(part.root_result(_columns([following[place] for place in places]), outcome))
+            own = _columns([following[place] for place in places])
+            results.append(part.root_result(own, outcome, lends=lends))
         return self._merged(results)
 
     def latest(self) -> list[Values]:
@@ -127,6 +145,11 @@ class LazyExchange:
             for place, own in zip(places.tolist(), part.random_objects(), strict=True):
                 sampled[place] = own
         return sampled
+
+    def place(self, transfer: Transfer, following: Any, root: Any) -> tuple[Any, Any]:
+        """See `Exchange.place`; all families go together."""
+        moved = placed(transfer, following, root)
+        return moved[0], moved[1]
 
     def _split(self, td: TensorDictBase) -> Iterator[tuple[TensorDictBase, Exchange]]:
         """Each family's share of a TensorDict."""

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from aioenvs.batched.inputs import Bounds
 from aioenvs.batched.signature import EnvSpecs
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import INPUT, NEXT, ROOT, STATUS, WHERE, EnvMetadata, Family
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT, SLOTS, STATUS, WHERE, EnvMetadata, Family
 from aioenvs.engine.spaces import Objects
+from aioenvs.engine.turns import Turns
 from aioenvs.specs import NonTensor
-from aioenvs.trees import Tree, region_trees
+from aioenvs.trees import Key, Tree, region_trees
 
-__all__ = ["Ledger", "PackedRegion"]
+__all__ = ["Ledger"]
 
 
 class Ledger:
@@ -29,21 +30,28 @@ class Ledger:
     Args:
         family: The family.
         arrays: Its arrays.
+        turns: In which slot its envs have and write their values.
         metadata: What each of its envs says of itself.
     """
 
-    def __init__(self, family: Family, arrays: dict[str, Arrays], metadata: Sequence[EnvMetadata]) -> None:
+    def __init__(
+        self, family: Family, arrays: dict[str, Arrays], turns: Turns, metadata: Sequence[EnvMetadata]
+    ) -> None:
         self.family = family
-        self.arrays = arrays
+        self.inputs = arrays[INPUT]
+        self.slots = tuple({region: arrays[name] for region, name in slot.items()} for slot in SLOTS)
+        self.turns = turns
         self.place = {env: place for place, env in enumerate(family.envs)}
         self.where = arrays[STATUS][WHERE]
+        self.memory = _bytes_behind(self.where)
         self.spaces = [copy.deepcopy(each.specs.get("action", {})) for each in metadata]
         self.objects: list[Objects] = [{} for _ in family.envs]
         self.done = [
-            arrays[NEXT][key].reshape(len(family.envs), -1) for key in family.metadata.done_keys if key in arrays[NEXT]
+            [own[NEXT][key].reshape(len(family.envs), -1) for key in family.metadata.done_keys if key in own[NEXT]]
+            for own in self.slots
         ]
         # What says of each env whether it is done, where one flag for each does.
-        self.flag = self.done[0][:, 0] if len(self.done) == 1 and self.done[0].shape[1] == 1 else None
+        self.flags = [own[0][:, 0] if len(own) == 1 and own[0].shape[1] == 1 else None for own in self.done]
         self.rounds = 0  # steps of all of them together, which are counted apart from the others
         self.steps = np.zeros(len(family.envs), np.int64)
         self.episodes = np.zeros(len(family.envs), np.int64)
@@ -63,30 +71,42 @@ class Ledger:
                 for key, array in leaves.items()
                 if (dtype := self.trees[region].leaves[key].dtype) is not torch.from_numpy(array[:0]).dtype
             ]
-            for region, leaves in arrays.items()
-            if region != STATUS
+            for region, leaves in {INPUT: self.inputs, **self.slots[0]}.items()
         }
 
+    def finished(self) -> NDArray[np.bool_]:
+        """For each env whether its last step ended an episode."""
+        if self.turns.plain:
+            flags = self._flags(0)
+        else:
+            one, other = (self._flags(slot) for slot in range(len(SLOTS)))
+            first = self.turns.slots(slice(None)) == 0
+            flags = None if one is None or other is None else np.where(first, one, other)
+        if flags is not None:
+            return flags
+        keys, known = self.family.metadata.done_keys, self.objects
+        return np.array([any(bool(own[key].any()) for key in keys if key in own) for own in known], np.bool_)
 
-class PackedRegion:
-    """Copies a region as one run of bytes, by a plan that is made once."""
+    def _flags(self, slot: int) -> NDArray[np.bool_] | None:
+        """The same, by what is in one slot; None if there are no such flags."""
+        flag, done = self.flags[slot], self.done[slot]
+        if flag is None and done:
+            flag = np.logical_or.reduce([own.any(1) for own in done])
+        return flag
 
-    def __init__(self, ledger: Ledger, region: str) -> None:
-        place = ledger.family.layout.regions[region]
-        count = len(ledger.family.envs)
-        arrays = list(ledger.arrays[region].values())
-        whole = _bytes_behind(arrays[0]) if arrays else np.zeros(0, np.uint8)
-        self._source = whole[place.offset : place.offset + place.nbytes] if arrays else whole
-        self._plan = [
-            (item.leaf.key, (count, *item.leaf.shape), np.dtype(item.leaf.dtype), item.offset) for item in place.places
-        ]
-
-    def copy(self) -> Arrays:
-        copy = self._source.copy()
-        return {key: np.ndarray(shape, dtype, copy, offset) for key, shape, dtype, offset in self._plan}
+    def store(self, region: str, key: Key, targets: Any, values: NDArray[Any]) -> None:
+        """Write rows of a region; of an output, to the slot in which the env itself writes next."""
+        if region == INPUT:
+            self.inputs[key][targets] = values
+            return
+        chosen = self.turns.target(targets)
+        for slot, own in enumerate(self.slots):
+            places = np.arange(len(self.family.envs))[targets][chosen == slot]
+            own[region][key][places] = values[chosen == slot]
 
 
 def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """The whole buffer into which an array looks."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base

@@ -118,6 +118,7 @@ class Outbox:
             if lease.waits:
                 steps = [self._begin_later(ticket, exchange.share(inputs, row)) for row, ticket in enumerate(tickets)]
             else:
+                exchange.decide(None)
                 steps = self._begin(tickets, exchange.write_inputs(inputs, None))
             for ticket, step in zip(tickets, steps, strict=True):
                 self._sent[ticket.env] = ticket
@@ -142,6 +143,7 @@ class Outbox:
     async def _begin_later(self, ticket: Ticket, share: Inputs) -> Outcome:
         """Send the step of an env once it is ready."""
         ticket.lease = await self._pool.ready(ticket.lease)
+        ticket.scope.exchange.decide(None)
         (steps,) = self._begin([ticket], ticket.scope.exchange.write_share(share))
         return await steps
 

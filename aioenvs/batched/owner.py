@@ -15,6 +15,7 @@ from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.config import BatchConfig
 from aioenvs.batched.scope import Running, Scope
 from aioenvs.batched.views import AsyncView, chosen_envs
+from aioenvs.device import Device, DeviceBackend, checked_device, require_device
 from aioenvs.engine.deadlines import outlast
 from aioenvs.engine.inline import InlinePool
 from aioenvs.engine.pool import Pool
@@ -26,12 +27,12 @@ __all__ = ["AsyncBatchedEnv"]
 RUNNING = frozenset(  # what a copy has anew
     (
         *("_pool", "_running", "_starting", "_waiting", "_yields", "_former_threads"),
-        *("_config", "_device", "_known_signature", "_known_index"),
+        *("_config", "_device", "_backend", "_known_signature", "_known_index"),
     )
 )
 
 
-def _unstarted(cls: type[AsyncBatchedEnv], config: BatchConfig, device: torch.device | None) -> AsyncBatchedEnv:
+def _unstarted(cls: type[AsyncBatchedEnv], config: BatchConfig, device: Device) -> AsyncBatchedEnv:
     """A copy, of a pickle or in memory: the same envs, not started."""
     env = cls.__new__(cls)
     AsyncBatchedEnv.__init__(env, config, device)
@@ -51,7 +52,7 @@ class AsyncBatchedEnv(AsyncEnvs):
     is pending raises `ConcurrencyError`.
     """
 
-    def __init__(self, config: BatchConfig, device: torch.device | str | int | None) -> None:
+    def __init__(self, config: BatchConfig, device: Device) -> None:
         self._pool: Pool | None = None  # also while it starts
         self._running: Running | None = None
         self._starting: asyncio.Task[Running] | None = None
@@ -60,7 +61,8 @@ class AsyncBatchedEnv(AsyncEnvs):
         self._yields = True  # whether commands let other tasks run, even if they have nothing to wait for
         self._former_threads: int | None = None
         self._config = config
-        self._device = _checked_device(device)
+        self._device = checked_device(device)
+        self._backend = device if isinstance(device, DeviceBackend) else None
 
     # -- life -------------------------------------------------------------------------------------------
 
@@ -135,15 +137,18 @@ class AsyncBatchedEnv(AsyncEnvs):
 
     async def _make_running(self) -> Running:
         if self._device is not None:
-            torch.empty(0, device=self._device)  # says so now if there is no such device
+            require_device(self._device)
         config, pool = self._config, self._make_pool()
+        pool.shares_loop = self._yields
         self._pool = pool
         self._former_threads = torch.get_num_threads() if config.num_threads is not None else None
         try:
             if config.num_threads is not None:
                 torch.set_num_threads(config.num_threads)
             await pool.start()
-            running = Running(pool, self._device, config.share_individual_td)
+            running = Running(
+                pool, self._backend or self._device, config.share_individual_td, config.pin_memory, config.non_blocking
+            )
             if config.use_buffers and running.everything.signature.varies:
                 warnings.warn(
                     "use_buffers=True has no effect for envs with a size that varies (-1 in a spec's shape): what "
@@ -206,8 +211,11 @@ class AsyncBatchedEnv(AsyncEnvs):
         if running is not None:
             self._remember(running)
             self._ended()
-            await running.pool.close()
-            await running.outbox.close()
+            try:
+                await running.pool.close()
+                await running.outbox.close()
+            finally:
+                await running.finish()
         elif self._starting is not None:
             self._check_start(self._starting)
             await _cancelled(self._starting)
@@ -238,6 +246,7 @@ class AsyncBatchedEnv(AsyncEnvs):
             self._ended()
             running.pool.discard()
             running.outbox.discard()
+            running.discard()
 
     # -- what there is ----------------------------------------------------------------------------------
 
@@ -272,20 +281,29 @@ class AsyncBatchedEnv(AsyncEnvs):
         """Where results go: the one that was asked for, else the envs' own; None if they have none."""
         return self._device if self._running is None else self._running.device
 
-    def to(self, device: torch.device | str | int) -> Self:
+    def to(self, device: torch.device | str | int | DeviceBackend) -> Self:
         """Bring specs and results to another device from now on.
+
+        Args:
+            device: As for the constructor, but not None.
 
         Returns:
             The same object.
+
+        Raises:
+            ValueError: If it is no device that could hold results.
+            AioEnvsError: If it is not there.
         """
-        target = _checked_device(device)
-        assert target is not None
-        torch.empty(0, device=target)  # says so now if there is no such device
+        target = checked_device(device)
+        if target is None:
+            raise TypeError("expected a device, found None: results cannot be told to stay where they are any more")
+        require_device(target)
         self._device = target
+        self._backend = device if isinstance(device, DeviceBackend) else None
         if self._known_signature is not None:
             self._known_signature = self._known_signature.to(self._device)
         if self._running is not None:
-            self._running.place(self._device)
+            self._running.place(self._backend or self._device)
         return self
 
     def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -316,7 +334,7 @@ class AsyncBatchedEnv(AsyncEnvs):
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = {name: value for name, value in self.__dict__.items() if name not in RUNNING}
-        return _unstarted, (type(self), self._config, self._device), own or None
+        return _unstarted, (type(self), self._config, self._backend or self._device), own or None
 
     def __repr__(self) -> str:
         return f"<{self._face} {self._describe()}>"
@@ -325,10 +343,3 @@ class AsyncBatchedEnv(AsyncEnvs):
         state = "closed" if self._running is None else "open"
         hosts = f"num_processes={self.num_processes}, " if self.num_processes else ""
         return f"num_workers={self.num_workers}, {hosts}{state}"
-
-
-def _checked_device(device: torch.device | str | int | None) -> torch.device | None:
-    checked = None if device is None else torch.device(device)
-    if checked is not None and checked.type == "meta":
-        raise ValueError("results cannot go to the device 'meta', which holds no data")
-    return checked

@@ -185,15 +185,15 @@ class BatchedEnvBase(Forwarding):
         return result
 
     @documented_by(AsyncEnvs.step)
-    def step(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> TensorDictBase:
-        result: TensorDictBase = self._run(self._env.step(tensordict, timeout=timeout))
+    def step(self, tensordict: TensorDictBase, *, copy: bool = True, timeout: float | None = None) -> TensorDictBase:
+        result: TensorDictBase = self._run(self._env.step(tensordict, copy=copy, timeout=timeout))
         return result
 
     @documented_by(AsyncEnvs.step_and_maybe_reset)
     def step_and_maybe_reset(
-        self, tensordict: TensorDictBase, *, timeout: float | None = None
+        self, tensordict: TensorDictBase, *, copy: bool = True, timeout: float | None = None
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        steps = self._env.step_and_maybe_reset(tensordict, timeout=timeout)
+        steps = self._env.step_and_maybe_reset(tensordict, copy=copy, timeout=timeout)
         result: tuple[TensorDictBase, TensorDictBase] = self._run(steps)
         return result
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -106,9 +106,12 @@ class DenseResults(_Assembly):
 
     def _of(self, entries: Entries, names: list[str | None] | None = None) -> TensorDictBase:
         # What the envs answered has the right shapes, so tensordict need not check it again.
-        plain = PLAIN.issuperset(map(type, entries.values()))
-        make: Callable[..., TensorDict] = TensorDict._new_unsafe if plain else TensorDict
-        return self._placed(make(entries, batch_size=self._batch_size, names=names))
+        if not PLAIN.issuperset(map(type, entries.values())):
+            return self._placed(TensorDict(entries, batch_size=self._batch_size, names=names))
+        device = self._device
+        if device is not None and any(value.device != device for value in entries.values()):
+            return self._placed(TensorDict._new_unsafe(entries, batch_size=self._batch_size, names=names))
+        return TensorDict._new_unsafe(entries, batch_size=self._batch_size, device=device, names=names)
 
     def _build(self, region: str, values: Values) -> TensorDictBase:
         return self._placed(self._trees[region].build(values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ from aioenvs.batched.exchange import Exchange, Rows, Values
 from aioenvs.batched.lazy import LazyExchange
 from aioenvs.batched.ledger import Ledger
 from aioenvs.batched.outbox import Outbox
+from aioenvs.batched.reader import placed
 from aioenvs.batched.results import DenseResults, LazyResults, Results
 from aioenvs.batched.signature import Signature, common_device
+from aioenvs.device import DeviceBackend, Transfer, backend_of, checked_device
+from aioenvs.engine.deadlines import outlast
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Pool, Selection
 from aioenvs.envs.described import NestedKey, SpecIndex
@@ -68,7 +72,9 @@ class Scope:
         """The rows of the batch in which these envs are, as far as they are in it."""
         return np.flatnonzero(np.isin(self.envs, list(envs)))
 
-    def read_step(self, rows: Rows, outcome: Outcome, known: Any, *, maybe_reset: bool) -> tuple[Any, Any]:
+    def read_step(
+        self, rows: Rows, outcome: Outcome, known: Any, *, maybe_reset: bool, lends: bool = False
+    ) -> tuple[Any, Any]:
         """The outcome of a step, and the root for the next one if that is wanted.
 
         Args:
@@ -76,12 +82,18 @@ class Scope:
             outcome: What came of the command.
             known: What was known of them before, where some may be lost.
             maybe_reset: Whether finished ones were reset.
+            lends: Whether the values may be looked at where they are, as was said when the inputs were written.
         """
         exchange = self.exchange
-        following: Any = exchange.step_result(rows, outcome)
+        following: Any = exchange.step_result(rows, outcome, lends=lends)
         if outcome.lost:
             following = exchange.with_losses(following, known, self.rows(outcome.lost), outcome)
-        return following, exchange.root_result(following, outcome) if maybe_reset else None
+        return following, exchange.root_result(following, outcome, lends=lends) if maybe_reset else None
+
+    def placed(self, *results: Any) -> tuple[Any, ...]:
+        """Results where the caller wants them, of which the envs have no part any more."""
+        transfer = self.whole.crossing
+        return results if transfer is None else placed(transfer, *results)
 
     def select(self, rows: Rows) -> Selection:
         """The envs in these rows of the batch."""
@@ -89,19 +101,43 @@ class Scope:
 
 
 class Running:
-    """What there is between start and close."""
+    """What there is between start and close.
 
-    def __init__(self, pool: Pool, device: torch.device | None, share_individual_td: bool | None) -> None:
+    Attributes:
+        transfer: What crosses between the envs' memory and a device.
+        crossing: The same if results cross; None if they stay.
+
+    Args:
+        pool: The envs; they run.
+        device: Where results go; None for where they are.
+        share_individual_td: Whether they are lazy stacks; None where they have to be.
+        pin_memory: Whether the block is pinned; None where results go to a device that gains by it.
+        non_blocking: Whether results are returned while they still cross, if in order; False for when they are there.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        device: torch.device | DeviceBackend | None,
+        share_individual_td: bool | None,
+        pin_memory: bool | None = None,
+        non_blocking: bool | None = None,
+    ) -> None:
         self.pool = pool
-        self.device = common_device(pool.metadata) if device is None else device
+        self.device: torch.device | None
+        self._waits = non_blocking is False
+        backend = self._backend(common_device(pool.metadata) if device is None else device)
         self._share = share_individual_td
         self._ledgers = [
-            Ledger(family, arrays, [pool.metadata[env] for env in family.envs])
-            for family, arrays in zip(pool.families, pool.arrays, strict=True)
+            Ledger(family, arrays, turns, [pool.metadata[env] for env in family.envs])
+            for family, arrays, turns in zip(pool.families, pool.arrays, pool.turns, strict=True)
         ]
         self._home = {env: ledger for ledger in self._ledgers for env in ledger.family.envs}
         firsts: dict[int, int] = {}  # for each env the first that says the same of itself, which it looks like
         self._models = [firsts.setdefault(id(own), env) for env, own in enumerate(pool.metadata)]
+        self.transfer = Transfer(torch.from_numpy(self._ledgers[0].memory), backend, pin_memory, _pinning(pin_memory))
+        self.crossing = self.transfer if backend is not None else None
+        pool.fenced = backend is not None
         self._scopes: OrderedDict[tuple[int, ...], Scope] = OrderedDict()
         self._looks: OrderedDict[tuple[int, ...], Look] = OrderedDict()
         self.everything = self.scope(tuple(range(pool.num_envs)))
@@ -111,9 +147,37 @@ class Running:
         """What it takes to command these envs; worked out once for each choice of them."""
         return _remembered(self._scopes, envs, self._scope)
 
-    def place(self, device: torch.device) -> None:
+    def _backend(self, device: torch.device | DeviceBackend | None) -> DeviceBackend | None:
+        """What brings results to a device, which is theirs from now on."""
+        backend = backend_of(device)
+        self.device = checked_device(device) if backend is None else backend.device
+        return backend
+
+    async def arrived(self) -> None:
+        """Wait for what crosses, if the caller wants it to be there in any case rather than for its own stream."""
+        if self._waits and self.transfer.pending:
+            await self.pool.passed(self.transfer.pending)
+
+    async def finish(self) -> None:
+        """Wait for what crosses, also while being cancelled, and give back what that takes."""
+        pending, pool = self.transfer.pending, self.pool
+        try:
+            if pending and pool.suspends and pool.shares_loop:
+                await outlast(asyncio.ensure_future(pool.passed(pending)))
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """The same at once, and from any thread."""
+        self.transfer.close()
+        self.pool.stop_watching()
+
+    def place(self, device: torch.device | DeviceBackend) -> None:
         """Bring results to another device from now on."""
-        self.device = device
+        backend = self._backend(device)
+        self.transfer.turn_to(backend, _pinning(self.transfer.wanted))
+        self.crossing = self.transfer if backend is not None else None
+        self.pool.fenced = True  # from now on, since what was begun before may be under way
         self._scopes.clear()
         self._looks.clear()
         self.everything = self.scope(tuple(range(self.pool.num_envs)))
@@ -166,6 +230,11 @@ class Running:
         homes = [self._home[env] for env in envs]
         chosen = [ledger for ledger in self._ledgers if ledger in homes]
         return [(ledger, np.array([place for place, home in enumerate(homes) if home is ledger])) for ledger in chosen]
+
+
+def _pinning(pin_memory: bool | None) -> DeviceBackend | None:
+    """What can pin memory whose results stay on the host."""
+    return backend_of(torch.device("cuda")) if pin_memory and torch.cuda.is_available() else None
 
 
 def _remembered(

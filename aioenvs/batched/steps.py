@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.batched.calls import AsyncCalls
 from aioenvs.batched.requests import check_next, check_size, check_unlocked, index_of, named_envs, step_rows
+from aioenvs.batched.scope import Scope
 from aioenvs.batched.sent import Sent, gathered
 from aioenvs.batched.signature import Signature
+from aioenvs.device import Transfer
 from aioenvs.engine.host import Outcome
 from aioenvs.errors import AioEnvsError
+from aioenvs.trees import Key
 
 __all__ = ["AsyncSteps"]
 
@@ -24,7 +28,9 @@ class AsyncSteps(AsyncCalls):
     step_dims = 1  # a mask of a step tells whole envs apart
     copies_results = True
 
-    async def step(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> TensorDictBase:
+    async def step(
+        self, tensordict: TensorDictBase, *, copy: bool = True, timeout: float | None = None
+    ) -> TensorDictBase:
         """Take one step in all envs, or in those that a mask names.
 
         Cancelling it, or running into its time, leaves the envs that still work on it *draining*: the next request for
@@ -36,6 +42,14 @@ class AsyncSteps(AsyncCalls):
                 `_step` (bool, `(N,)`, or of the batch size, or shaped like `done`), only those envs step; in the others
                 `next` repeats the root's observations and flags, and the reward is 0. The mask stays where it is,
                 unless it selects nobody.
+            copy: False to *lend* what the envs answered, where it is. Its tensors are views of the memory into which
+                the envs write, where each has two halves that it takes in turn: the values stand while the next step or
+                reset of the same env is under way, and until the second next one is asked for, whatever comes of those.
+                Then the env writes over them, so clone what is to be kept, also for a graph of gradients; and never
+                write into them. They can be looked at in any case, also after `close` or the death of a worker.
+                Some are copies all the same: of a step with a mask, of a view of envs that do not follow each other, of
+                values without a fixed shape, of torch envs in the caller's thread, of lost steps, and, once, after
+                steps of views that left envs of the batch in different halves; so is what goes to another device.
             timeout: Seconds that it may take, besides the time to build envs anew; None for `step_timeout`.
 
         Returns:
@@ -52,11 +66,11 @@ class AsyncSteps(AsyncCalls):
             Exception: Whatever an env raised, with the worker's traceback as a note, and with the indices of all envs
                 that failed as `env_index`. The others have stepped; those that failed need a reset.
         """
-        await self._advance(tensordict, maybe_reset=False, timeout=timeout)
+        await self._advance(tensordict, maybe_reset=False, copy=copy, timeout=timeout)
         return tensordict
 
     async def step_and_maybe_reset(
-        self, tensordict: TensorDictBase, *, timeout: float | None = None
+        self, tensordict: TensorDictBase, *, copy: bool = True, timeout: float | None = None
     ) -> tuple[TensorDictBase, TensorDictBase]:
         """Take one step, and reset the envs whose episode ended, in the same round trip.
 
@@ -65,11 +79,13 @@ class AsyncSteps(AsyncCalls):
         Returns:
             `tensordict` with `next`, which holds the true final observations, and the root for the next step.
         """
-        root = await self._advance(tensordict, maybe_reset=True, timeout=timeout)
+        root = await self._advance(tensordict, maybe_reset=True, copy=copy, timeout=timeout)
         assert root is not None
         return tensordict, root
 
-    async def _advance(self, td: TensorDictBase, *, maybe_reset: bool, timeout: float | None) -> TensorDictBase | None:
+    async def _advance(
+        self, td: TensorDictBase, *, maybe_reset: bool, copy: bool, timeout: float | None
+    ) -> TensorDictBase | None:
         """Step, put the outcome under `next`, and return the root for the next step."""
         scope = self._running_scope or await self._scope()
         pool, exchange = scope.pool, scope.exchange
@@ -79,7 +95,10 @@ class AsyncSteps(AsyncCalls):
         check_next(entries)
         rows = step_rows(entries.get("_step"), td.batch_size)
         chosen = scope.select(rows)
-        inputs = exchange.check_inputs(td, entries, rows) if chosen.indices else {}
+        crossing = scope.whole.crossing
+        fetched = {} if crossing is None else await _fetched(scope, crossing, td, entries)
+        inputs = exchange.check_inputs(td, entries, rows, fetched) if chosen.indices else {}
+        lends = not copy or crossing is not None
         if rows is not None:
             exchange.check_root(td)
         lease = await pool.hold(chosen, "step_and_maybe_reset" if maybe_reset else "step", timeout=timeout)
@@ -87,12 +106,17 @@ class AsyncSteps(AsyncCalls):
             known = exchange.latest() if pool.restarts else None
             outcome = Outcome()
             if chosen.indices:
+                exchange.decide(rows, lends, maybe_reset)
                 loose = exchange.write_inputs(inputs, rows)  # type: ignore[arg-type]
                 outcome = await pool.step(lease, loose, maybe_reset=maybe_reset)
-            following, root = scope.read_step(rows, outcome, known, maybe_reset=maybe_reset)
+            following, root = scope.read_step(rows, outcome, known, maybe_reset=maybe_reset, lends=lends)
+            if crossing is not None and not outcome.failures:
+                following, root = exchange.place(crossing, following, root)
         finally:
             pool.release(lease)
         outcome.raise_failure()
+        if crossing is not None:
+            await scope.whole.arrived()
         if not chosen.indices:
             td.pop("_step")
         if rows is not None:
@@ -209,9 +233,24 @@ class AsyncSteps(AsyncCalls):
                     ticket.following, ticket.root = whole.last_step(alone, whole.look(alone))
             following = look.results.joined([ticket.following for ticket in tickets])
             root = look.results.joined([ticket.root for ticket in tickets])
+        following, root = scope.placed(following, root)
+        await whole.arrived()
         after = look.results.after_step(td, _entries(td, look.signature), following, root)
         assert after is not None
         return td, after, functools.partial(whole.outbox.take, tickets)
+
+
+async def _fetched(
+    scope: Scope, crossing: Transfer, td: TensorDictBase, entries: Mapping[str, Any]
+) -> dict[Key, torch.Tensor]:
+    """The actions that are on the device, here."""
+    assert crossing.backend is not None
+    found = scope.exchange.elsewhere(td, entries, crossing.backend.holds)
+    if not found:
+        return found
+    tensors, fence = crossing.fetch(list(found.values()))
+    await scope.pool.passed([fence])
+    return dict(zip(found, tensors, strict=True))
 
 
 def _entries(td: TensorDictBase, signature: Signature) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, set_interaction_type
 
 from aioenvs.batched.base import AsyncEnvs
+from aioenvs.collectors.visits import Visit, can_visit
+from aioenvs.device import Device, Transfer, backend_of, named_device
 from aioenvs.engine.driving import awaited, driven
 from aioenvs.rollout import Policy, as_policy, with_action
 
@@ -29,10 +31,10 @@ class Actor:
         exploration: How modules with distributions choose; None for as they are told by others.
     """
 
-    def __init__(
-        self, policy: Any, device: torch.device | str | int | None, exploration: InteractionType | str | None
-    ) -> None:
-        self._device = None if device is None else torch.device(device)
+    def __init__(self, policy: Any, device: Device, exploration: InteractionType | str | None) -> None:
+        self._device = named_device(device)
+        self._given_device = device
+        self._transfer: Transfer | None = None  # made when it is needed first
         self._exploring = functools.partial(set_interaction_type, exploration) if exploration is not None else None
         self._act: Policy | None = None  # made when it is called first, when the envs are known
         self.replace(policy)
@@ -90,13 +92,34 @@ class Actor:
             return env.rand_action(td)
         if self._act is None:
             self._act = as_policy(self._policy, env)
-        with self._explores():
-            acted: Any = self._act(td if self._device is None else td.to(self._device))
-        if inspect.isawaitable(acted):
-            acted = await driven(awaited(acted), self._explores)
+        visit = self._visit(td)
+        if visit is not None:
+            acted = await self._called(visit.td)
+            if isinstance(acted, TensorDictBase):
+                fetched, fence = visit.fetch(acted)
+                scope = await env._scope()
+                await scope.pool.passed([fence])
+                acted = visit.back(acted, fetched)
+            return with_action(td, acted)
+        acted = await self._called(td if self._device is None else td.to(self._device))
         if self._device is not None and isinstance(acted, TensorDictBase):
             acted = acted.to(td.device or torch.device("cpu"))
         return with_action(td, acted)
+
+    def _visit(self, td: TensorDictBase) -> Visit | None:
+        """What brings a root of the host to the policy in one copy; None where it need not be brought, or cannot."""
+        if self._device is None or not can_visit(td):
+            return None
+        if self._transfer is None:
+            self._transfer = Transfer(None, backend_of(self._given_device))
+        return None if self._transfer.backend is None else Visit(self._transfer, td)
+
+    async def _called(self, td: TensorDictBase) -> Any:
+        """What the policy makes of a root."""
+        assert self._act is not None
+        with self._explores():
+            acted: Any = self._act(td)
+        return await driven(awaited(acted), self._explores) if inspect.isawaitable(acted) else acted
 
     def _explores(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._exploring is None else self._exploring()

@@ -22,6 +22,7 @@ from aioenvs.collectors.progress import Progress, Progressing
 from aioenvs.collectors.state import Saved
 from aioenvs.collectors.trajectories import TrajectoryIds
 from aioenvs.collectors.ways import Way
+from aioenvs.device import Device, checked_device
 from aioenvs.engine.driving import driven
 from aioenvs.errors import ClosedError, ConcurrencyError
 
@@ -96,8 +97,8 @@ class AsyncCollector(Progressing):
         frames_per_batch: int,
         total_frames: int | None = -1,
         min_get: int | None = None,
-        policy_device: torch.device | str | int | None = None,
-        storing_device: torch.device | str | int | None = None,
+        policy_device: Device = None,
+        storing_device: Device = None,
         init_random_frames: int | None = None,
         reset_at_each_iter: bool = False,
         exploration_type: InteractionType | str | None = InteractionType.RANDOM,
@@ -119,7 +120,8 @@ class AsyncCollector(Progressing):
         self._face = type(self).__name__  # what messages call it: the sync one puts its own name here
         self._env = env
         self._actor = Actor(policy, policy_device, exploration_type)
-        self._storing_device = None if storing_device is None else torch.device(storing_device)
+        self._storing_device = storing_device
+        checked_device(storing_device)
         self._close_env = close_env
         self._ids = TrajectoryIds()
         self._saved = Saved(env, self._actor, self._progress, self._ids)

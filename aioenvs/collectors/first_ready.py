@@ -13,6 +13,7 @@ from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.requests import envs_of, index_of
 from aioenvs.collectors.trajectories import TRAJ_IDS, TrajectoryIds
 from aioenvs.collectors.ways import Act, Way, failed_envs
+from aioenvs.device import Device
 from aioenvs.errors import WorkerError
 from aioenvs.step_storage import StepStorage
 
@@ -36,9 +37,7 @@ class FirstReady(Way):
 
     flat = True
 
-    def __init__(
-        self, env: AsyncEnvs, steps: int, device: torch.device | None, ids: TrajectoryIds, min_get: int
-    ) -> None:
+    def __init__(self, env: AsyncEnvs, steps: int, device: Device, ids: TrajectoryIds, min_get: int) -> None:
         super().__init__(env, steps, device, ids)
         self._min_get = min_get
         self._ready: list[TensorDictBase] = []

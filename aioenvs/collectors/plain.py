@@ -7,7 +7,6 @@ from collections.abc import Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
@@ -16,6 +15,7 @@ from aioenvs.batched.forwarding import documented_by
 from aioenvs.batched.plain import BatchedEnvBase
 from aioenvs.collectors.aio import AsyncCollector
 from aioenvs.collectors.progress import Progressing
+from aioenvs.device import Device
 from aioenvs.engine.portal import Immediate
 
 __all__ = ["Collector"]
@@ -61,8 +61,8 @@ class Collector(Progressing):
         frames_per_batch: int,
         total_frames: int | None = -1,
         min_get: int | None = None,
-        policy_device: torch.device | str | int | None = None,
-        storing_device: torch.device | str | int | None = None,
+        policy_device: Device = None,
+        storing_device: Device = None,
         init_random_frames: int | None = None,
         reset_at_each_iter: bool = False,
         exploration_type: InteractionType | str | None = InteractionType.RANDOM,

@@ -13,6 +13,7 @@ from aioenvs.batched.base import AsyncEnvs
 from aioenvs.collectors.acting import places_of
 from aioenvs.collectors.errand import Errand
 from aioenvs.collectors.trajectories import TrajectoryIds
+from aioenvs.device import Device, Transfer, backend_of, checked_device
 from aioenvs.errors import WorkerError
 from aioenvs.mdp import done_mask
 from aioenvs.step_storage import StepStorage
@@ -34,10 +35,12 @@ class Way(ABC):
 
     flat: bool
 
-    def __init__(self, env: AsyncEnvs, steps: int, device: torch.device | None, ids: TrajectoryIds) -> None:
+    def __init__(self, env: AsyncEnvs, steps: int, device: Device, ids: TrajectoryIds) -> None:
         self._env = env
         self._steps = steps
-        self._device = device
+        self._device = checked_device(device)
+        backend = backend_of(device)
+        self._crossing = None if backend is None else Transfer(None, backend)
         self._ids = ids
         self._done_keys = tuple(env._index.every_key("done"))
         self._errand = Errand()
@@ -79,7 +82,7 @@ class Way(ABC):
             batches: How many are to come, with this one; None for any number.
         """
         if self._storage is None:
-            self._storage = StepStorage(self._steps, self._device, flat=self.flat)
+            self._storage = StepStorage(self._steps, self._device, flat=self.flat, crossing=self._crossing)
         await self._fill(self._storage, act, None if batches is None else (batches - 1) * self._steps)
         storage, self._storage = self._storage, None
         return storage.finish()

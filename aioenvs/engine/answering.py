@@ -68,6 +68,8 @@ class AnsweringPool(Pool):
         replacing = replacing or self.restarts
         ready = self.slots.acquire(selection.envs, command, replacing=replacing)
         waits = not ready or (replacing and bool(self.slots.broken(selection.envs)))
+        if self.fenced:
+            waits = waits or bool(self._in_use(selection.envs))
         return Lease(selection, command, deadline, replacing, waits)
 
     def check_home(self, command: str) -> None:
@@ -77,6 +79,10 @@ class AnsweringPool(Pool):
     async def ready(self, lease: Lease) -> Lease:
         selection = lease.selection
         await self._within(self._drain(selection.envs), lease)
+        if self.fenced:
+            await self._within(self.passed(self._in_use(selection.envs)), lease)
+        if self.slots.closed:
+            raise closed_meanwhile(selection.envs)
         broken = self.slots.broken(selection.envs)
         if not broken:
             return lease

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aioenvs.engine.adapters import Attribute, Call, ResetArguments
 from aioenvs.engine.copying import received
@@ -18,8 +19,10 @@ from aioenvs.engine.metadata import (
     INPUT,
     NEXT,
     ROOT,
+    SLOTS,
     STATUS,
     WHERE,
+    WHOLE,
     EnvMetadata,
     find_collision,
 )
@@ -35,6 +38,19 @@ ACTION: Key = ("action",)
 REWARD_KEY: Key = ("reward",)
 METHODS = ("reset", "step")
 DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
+
+
+class _Slot(NamedTuple):
+    """Where one of the two slots has what comes out of an env."""
+
+    in_root: int
+    in_next: int
+    write_root: Writer
+    write_next: Writer
+    reward: NDArray[Any]
+    done: NDArray[Any]
+    terminated: NDArray[Any]
+    truncated: NDArray[Any]
 
 
 class GymRows:
@@ -67,17 +83,26 @@ class GymRows:
         return _describe(self.env, self._who)
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
-        observation, following = observation_key(self.env.observation_space), arrays[NEXT]
         self._row = row
         self._where = arrays[STATUS][WHERE]
-        self._write_root = self._writer(ROOT, observation, arrays)
-        self._write_next = self._writer(NEXT, observation, arrays)
         self._read_action: Reader = reader(self.env.action_space, ACTION, arrays[INPUT], self._objects[INPUT], row)
-        self._reward = following[REWARD_KEY].reshape(-1)
-        self._done, self._terminated, self._truncated = (following[key].reshape(-1) for key in DONE_KEYS)
+        self._slots = [self._slot(number, arrays) for number in range(len(SLOTS))]
+        self.take_turn(0)
 
-    def _writer(self, region: str, key: Key, arrays: Mapping[str, Arrays]) -> Writer:
-        return writer(self.env.observation_space, key, arrays[region], self._objects[region], self._row, self._who)
+    def _slot(self, number: int, arrays: Mapping[str, Arrays]) -> _Slot:
+        space, outputs = self.env.observation_space, {region: arrays[name] for region, name in SLOTS[number].items()}
+        write_root, write_next = (
+            writer(space, observation_key(space), outputs[region], self._objects[region], self._row, self._who)
+            for region in (ROOT, NEXT)
+        )
+        flat = (outputs[NEXT][key].reshape(-1) for key in (REWARD_KEY, *DONE_KEYS))
+        return _Slot(IN_ROOT + 2 * number, IN_NEXT + 2 * number, write_root, write_next, *flat)
+
+    def take_turn(self, turn: int) -> None:
+        self._is_whole = bool(turn & WHOLE)
+        slot = self._slots[turn & 1]
+        self._in_root, self._in_next, self._write_root, self._write_next = slot[:4]
+        self._reward, self._done, self._terminated, self._truncated = slot[4:]
 
     def seed(self, seed: int) -> None:
         self._seed = seed
@@ -97,7 +122,7 @@ class GymRows:
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._bad_result("reset must return (observation, info)", result)
         self._write_root(result[0])
-        self._where[self._row] = IN_ROOT
+        self._where[self._row] = self._in_root
         self._seed = None
         self._in_episode = True
 
@@ -123,7 +148,9 @@ class GymRows:
         self._terminated[row] = terminated
         self._truncated[row] = truncated
         self._done[row] = done = terminated or truncated
-        self._where[row] = IN_NEXT
+        if self._is_whole and not done:
+            self._write_root(observation)  # where no step writes the flags, which are those of a reset
+        self._where[row] = self._in_next
         self._in_episode = True
         return done
 

@@ -15,11 +15,29 @@ from aioenvs.engine.building import build
 from aioenvs.engine.copying import UnsendableError, received
 from aioenvs.engine.failure import annotate, attributed, locate, passable, summary
 from aioenvs.engine.layout import Layout
-from aioenvs.engine.metadata import NEXT, ROOT, EnvMetadata
+from aioenvs.engine.metadata import NEXT, ROOT, STATUS, TURN, EnvMetadata
 from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.spaces import Objects
 
 __all__ = ["EnvHost", "Outcome", "Plan"]
+
+
+@dataclass
+class _Turns:
+    """Where the envs of one family write, as far as it is known here; most commands find that it is as it was."""
+
+    current: memoryview
+    adapters: dict[int, EnvAdapter]
+    known: bytes = b""
+
+    def take(self) -> None:
+        """Tell the envs that write elsewhere now. Only such as are not at work can."""
+        now = self.current.tobytes()
+        if now == self.known:
+            return
+        self.known = now
+        for row, adapter in self.adapters.items():
+            adapter.take_turn(now[row])
 
 
 @dataclass
@@ -127,6 +145,7 @@ class EnvHost:
         self._handling = handling or Handling()
         self._envs: list[tuple[int, EnvAdapter]] = []
         self._loose = False
+        self._turns: list[_Turns] = []
 
     def build(self, env: int, factory: Any, kwargs: Mapping[str, Any]) -> None:
         """Make the env with this index; whatever the factory raises comes out."""
@@ -153,9 +172,11 @@ class EnvHost:
         hosted = dict(self._envs)
         for envs, layout in places:
             arrays = layout.arrays(buffer)
-            for row, env in enumerate(envs):
-                if env in hosted:
-                    hosted[env].bind(arrays, row)
+            own = {row: hosted[env] for row, env in enumerate(envs) if env in hosted}
+            for row, adapter in own.items():
+                adapter.bind(arrays, row)
+            if own:
+                self._turns.append(_Turns(arrays[STATUS][TURN].data, own))
 
     def execute(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome:
         """Do what an opcode says, with values by env index where there are any."""
@@ -175,6 +196,8 @@ class EnvHost:
 
     def plan(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any]) -> Plan:
         """What has to be done for an opcode."""
+        for turns in self._turns:
+            turns.take()
         if opcode is Opcode.RESET:
             return self._reset(positions, values)
         if opcode is Opcode.SEED:

@@ -48,7 +48,7 @@ class InlinePool(Pool):
         max_concurrency: int | None = None,
     ) -> None:
         super().__init__([range(len(factories))])
-        self.suspends = self._yields = yields
+        self.suspends = self.shares_loop = self._yields = yields
         self._factories = factories
         self._kwargs = kwargs
         handling = Handling(by_reference=True, keeps_grad=True, generators=here(), answer=OWN)
@@ -104,7 +104,18 @@ class InlinePool(Pool):
         check_seconds(timeout, "timeout")
         deadline = None if self._concurrent is None else self._deadline(timeout)
         self.slots.acquire(selection.envs, command)
-        return Lease(selection, command, deadline, waits=self._yields)
+        lease = Lease(selection, command, deadline, waits=self._yields)
+        if self.fenced and not self._yields:
+            self._wait_for_fences(lease)
+        return lease
+
+    def _wait_for_fences(self, lease: Lease) -> None:
+        try:
+            for fence in self._in_use(lease.selection.envs):
+                fence.wait()
+        except BaseException:
+            self.release(lease)
+            raise
 
     async def enter_loop(self, command: str) -> None:
         if self._concurrent is not None and not self.slots.closed:
@@ -112,6 +123,7 @@ class InlinePool(Pool):
 
     async def ready(self, lease: Lease) -> Lease:
         await asyncio.sleep(0)
+        await self.passed(self._in_use(lease.selection.envs))
         if self.slots.closed:
             raise closed_meanwhile(lease.selection.envs)
         return lease

@@ -67,6 +67,8 @@ def unlinked_segment() -> int:
     return fd
 
 
-def own_memory(nbytes: int) -> bytearray:
-    """Memory of this process, for envs that live in it."""
-    return bytearray(max(1, nbytes))
+def own_memory(nbytes: int) -> mmap.mmap:
+    """Memory of this process, for envs that live in it; it has its pages for itself, so that they can be pinned."""
+    if hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, max(1, nbytes))

@@ -15,8 +15,11 @@ __all__ = [
     "IN_ROOT",
     "NEXT",
     "ROOT",
+    "SLOTS",
     "STATUS",
+    "TURN",
     "WHERE",
+    "WHOLE",
     "EnvMetadata",
     "Family",
     "check_unchanged",
@@ -29,11 +32,19 @@ INPUT = "input"
 NEXT = "next"
 ROOT = "root"
 
-# A region of the engine's own: in which of the two above an env has its latest values. Only the env's own side writes
-# it, when they are complete, so that it holds whatever became of the reply.
+# What comes out has two slots, so that one can be looked at while the other is written: their regions.
+SLOTS = ({NEXT: NEXT, ROOT: ROOT}, {NEXT: "next'", ROOT: "root'"})
+
+# A region of the engine's own. WHERE says in which region an env has its latest values, and, times two, in which slot:
+# only the env's own side writes it, when they are complete, so that it holds whatever became of the reply. TURN says in
+# which slot its next command writes, and with WHOLE that a step writes the root, too, also where there is no reset:
+# only the parent writes it (`aioenvs.engine.turns`), while the env is not at work; what hosts the env looks it up with
+# each command.
 STATUS = "status"
 WHERE: Key = ("where",)
 IN_ROOT, IN_NEXT = 0, 1
+TURN: Key = ("turn",)
+WHOLE = 2
 
 
 @dataclass(frozen=True)
@@ -118,10 +129,18 @@ def form_families(metadata: Sequence[EnvMetadata]) -> tuple[Family, ...]:
     offset = 0
     for envs in members.values():
         first = metadata[envs[0]]
-        layout = Layout.of(len(envs), {**first.leaves, STATUS: (Leaf(WHERE, "|u1", ()),)}, offset)
+        layout = Layout.of(len(envs), _with_slots(first.leaves), offset)
         offset = layout.end
         families.append(Family(tuple(envs), first, layout))
     return tuple(families)
+
+
+def _with_slots(leaves: Mapping[str, tuple[Leaf, ...]]) -> dict[str, tuple[Leaf, ...]]:
+    """All regions of a family; the two of one slot are neighbours, so that they can be copied in one go."""
+    regions = {region: own for region, own in leaves.items() if region not in SLOTS[0]}
+    for slot in SLOTS:
+        regions |= {name: leaves[region] for region, name in slot.items() if region in leaves}
+    return {**regions, STATUS: (Leaf(WHERE, "|u1", ()), Leaf(TURN, "|u1", ()))}
 
 
 def check_unchanged(env: int, expected: EnvMetadata, found: EnvMetadata) -> None:

@@ -19,13 +19,26 @@ from aioenvs.engine.agents import (
 )
 from aioenvs.engine.gym_adapter import FLOAT32_MAX, GymAdapter, refuse_generators
 from aioenvs.engine.layout import Arrays, Key
-from aioenvs.engine.metadata import IN_NEXT, IN_ROOT, INPUT, NEXT, ROOT, STATUS, WHERE, EnvMetadata
+from aioenvs.engine.metadata import (
+    IN_NEXT,
+    IN_ROOT,
+    INPUT,
+    NEXT,
+    ROOT,
+    SLOTS,
+    STATUS,
+    WHERE,
+    WHOLE,
+    EnvMetadata,
+)
 from aioenvs.engine.spaces import Numbers, Objects, Reader, Writer, conform, reader, writer
 from aioenvs.engine.streams import Generators
 from aioenvs.errors import SpecMismatchError
 
 __all__ = ["PettingZooAdapter"]
 
+Ended = tuple[bool, bool, bool]
+GOING: Ended = (False, False, False)
 OUTCOME = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
@@ -77,10 +90,19 @@ class PettingZooAdapter(GymAdapter):
         groups, state = self.description.groups, self.description.state
         self._row = row
         self._where = arrays[STATUS][WHERE]
-        self._root, self._next = (
-            _Region(groups, state, self._options, arrays[name], self._objects[name], row, self._who)
-            for name in (ROOT, NEXT)
-        )
+        ended: dict[Any, Ended] = {}
+        self._regions = [
+            [
+                _Region(groups, state, self._options, arrays[name], self._objects[region], row, self._who, ended)
+                for region, name in slot.items()
+            ]
+            for slot in SLOTS
+        ]
+        self._roots = [
+            [(arrays[slot[NEXT]][key][row, ...], root[row, ...]) for key, root in arrays[slot[ROOT]].items()]
+            for slot in SLOTS
+        ]
+        self.take_turn(0)
         self._readers = {
             member.name: _action_reader(group, member, place, arrays[INPUT], self._objects[INPUT], row)
             for group in groups
@@ -89,6 +111,10 @@ class PettingZooAdapter(GymAdapter):
         self._spaces = {member.name: member for group in groups for member in group.members}
         self._read_action = self._read_actions
         self._acting: dict[Any, None] = {}  # those that act next, in the env's order
+
+    def take_turn(self, turn: int) -> None:
+        self._slot_number, self._is_whole = turn & 1, bool(turn & WHOLE)
+        self._next, self._root = self._regions[self._slot_number]
 
     def _read_actions(self) -> dict[Any, Any]:
         """The actions of the agents that are there; those of others stay behind."""
@@ -107,7 +133,7 @@ class PettingZooAdapter(GymAdapter):
         self._next.begin()
         self._write_state(self._root)
         self._acting = acting
-        self._where[self._row] = IN_ROOT
+        self._where[self._row] = IN_ROOT + 2 * self._slot_number
         self._seed = None
         self._in_episode = True
 
@@ -127,7 +153,10 @@ class PettingZooAdapter(GymAdapter):
         done = self._next.conclude()
         self._write_state(self._next)
         self._acting = acting
-        self._where[self._row] = IN_NEXT
+        if self._is_whole and not done:
+            for following, root in self._roots[self._slot_number]:
+                root[...] = following
+        self._where[self._row] = IN_NEXT + 2 * self._slot_number
         self._in_episode = True
         return done
 
@@ -224,7 +253,9 @@ class _Picked(dict[Key, Any]):
 class _Seat:
     """The place of one agent in the arrays of a region."""
 
-    def __init__(self, group: Group, place: int, arrays: Arrays, row: int, who: str, use_mask: bool) -> None:
+    def __init__(
+        self, group: Group, place: int, arrays: Arrays, row: int, who: str, use_mask: bool, ended: dict[Any, Ended]
+    ) -> None:
         member = group.members[place]
         self.name = member.name
         self._has_mask_inside = group.mask is not None and group.mask[1] == "observation"
@@ -240,7 +271,7 @@ class _Seat:
         self._reward = arrays[group.name, "reward"][row, :, 0] if (group.name, "reward") in arrays else None
         self._flags = [arrays[group.name, name][row, :, 0] for name in DONE_NAMES]
         self._place = place
-        self._ended = False, False, False
+        self._ended = ended  # of all agents, the same for each region
 
     def write(self, observation: Any, info: Any, *, acts: bool) -> None:
         """Store what an agent that is there observes."""
@@ -282,7 +313,7 @@ class _Seat:
 
     def begin(self) -> None:
         """Begin an episode."""
-        self._ended = False, False, False
+        self._ended[self.name] = GOING
 
     def clear_flags(self) -> None:
         """Store that the agent's episode is not over."""
@@ -291,24 +322,24 @@ class _Seat:
 
     def take(self, reward: float, terminated: bool, truncated: bool) -> None:
         """Store the outcome of a step."""
-        self._ended = terminated or truncated, terminated, truncated
+        self._ended[self.name] = terminated or truncated, terminated, truncated
         self._store(reward)
 
     def stay(self) -> None:
         """Store that the agent is still not there: it has ended as it did, or never came."""
-        if not self._ended[0]:
-            self._ended = True, True, False
+        if not self.ended[0]:
+            self._ended[self.name] = True, True, False
         self._store(0.0)
 
     @property
-    def ended(self) -> tuple[bool, bool, bool]:
+    def ended(self) -> Ended:
         """Whether the agent's episode is over, whether it is terminated, and whether it is truncated."""
-        return self._ended
+        return self._ended.get(self.name, GOING)
 
     def _store(self, reward: float) -> None:
         if self._reward is not None:
             self._reward[self._place] = reward
-        for array, flag in zip(self._flags, self._ended, strict=True):
+        for array, flag in zip(self._flags, self.ended, strict=True):
             array[self._place] = flag
 
 
@@ -324,9 +355,13 @@ class _Region:
         objects: Objects,
         row: int,
         who: str,
+        ended: dict[Any, Ended],
     ) -> None:
         self._of_groups = [
-            (group, [_Seat(group, place, arrays, row, who, options.use_mask) for place in range(len(group.members))])
+            (
+                group,
+                [_Seat(group, place, arrays, row, who, options.use_mask, ended) for place in range(len(group.members))],
+            )
             for group in groups
         ]
         self.seats = [seat for _, seats in self._of_groups for seat in seats]

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 from aioenvs.engine.adapters import Call, ResetArguments
 from aioenvs.engine.deadlines import Deadline, done_within, drop
+from aioenvs.engine.fences import Watchman
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import EnvMetadata, Family, form_families, interned
+from aioenvs.engine.metadata import STATUS, TURN, WHERE, EnvMetadata, Family, form_families, interned
 from aioenvs.engine.slots import Slots
 from aioenvs.engine.spaces import Objects
+from aioenvs.engine.turns import Fence, Turns
 from aioenvs.errors import AioEnvsError, ClosedError, WorkerTimeoutError, describe_envs
 
 __all__ = [
@@ -113,20 +115,26 @@ class Pool(ABC):
         metadata: What each env says of itself; known once started.
         families: Envs of one structure each, and where their values lie; known once started.
         arrays: For each family its arrays `(envs of the family, *shape)` by region and key; known once started.
+        turns: For each family in which slot its envs have and write their values; known once started.
         has_coroutines: Whether some envs of each worker do, so that cancelling a request cancels these; known once
             started.
         restarts: Whether envs whose worker died are built anew and reset of themselves.
         suspends: Whether commands may wait for something, and so want an event loop.
+        shares_loop: Whether the event loop has others to run while a request waits for a fence.
+        fenced: Whether there may be fences at all (`Turns.guard`).
         replaced: How often each worker was replaced.
         times: How long each worker took to step its envs.
     """
 
     restarts: bool = False
     suspends: bool = True
+    shares_loop: bool = True
+    fenced: bool = False
 
     metadata: tuple[EnvMetadata, ...]
     families: tuple[Family, ...]
     arrays: tuple[dict[str, Arrays], ...]
+    turns: tuple[Turns, ...] = ()
     has_coroutines: tuple[bool, ...]
 
     def __init__(self, groups: Sequence[Sequence[int]], timeouts: Timeouts = Timeouts()) -> None:
@@ -137,6 +145,7 @@ class Pool(ABC):
         self.replaced = [0] * len(self.groups)
         self.times = [StepTimes() for _ in self.groups]
         self._home = {env: (worker, position) for worker, g in enumerate(self.groups) for position, env in enumerate(g)}
+        self._watchman = Watchman()
         self._selections: dict[tuple[int, ...], Selection] = {}
         self.everything = self.select(range(self.num_envs))
 
@@ -170,6 +179,7 @@ class Pool(ABC):
         self.families = form_families(self.metadata)
         buffer = allocate(self.families[-1].layout.end)
         self.arrays = tuple(family.layout.arrays(buffer) for family in self.families)
+        self.turns = tuple(Turns(own[STATUS][WHERE], own[STATUS][TURN]) for own in self.arrays)
         return buffer
 
     @property
@@ -250,6 +260,29 @@ class Pool(ABC):
             WorkerTimeoutError: If they did not reply in time.
             WorkerError: If a worker is dead and not to be, or cannot be, replaced.
         """
+
+    def _in_use(self, envs: Set[int]) -> list[Fence]:
+        """What else is at work on memory into which these envs would write next."""
+        fences: list[Fence] = []
+        for family, turns in zip(self.families, self.turns, strict=True) if self.fenced else ():
+            if turns.guarded:
+                fences += turns.in_use([row for row, env in enumerate(family.envs) if env in envs])
+        return fences
+
+    async def passed(self, fences: Sequence[Fence]) -> None:
+        """Wait for fences; in the event loop's thread where there is nobody else to run.
+
+        Cancelling it leaves them alone.
+        """
+        if self.suspends and self.shares_loop:
+            await self._watchman.passed(fences)
+            return
+        for fence in fences:
+            fence.wait()
+
+    def stop_watching(self) -> None:
+        """Nobody waits for fences any more."""
+        self._watchman.close()
 
     def _deadline(self, timeout: float | None) -> Deadline | None:
         """Of a request that says how long it may take, or does not."""

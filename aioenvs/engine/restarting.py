@@ -17,7 +17,7 @@ from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.deadlines import done_within
 from aioenvs.engine.failure import annotate, passable
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.metadata import ROOT, STATUS
+from aioenvs.engine.metadata import ROOT, SLOTS, STATUS, WHERE
 from aioenvs.engine.pool import Lease, Selection, Steps
 from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.restarts import RestartBudget, derived_seed
@@ -212,6 +212,7 @@ class RestartingPool(WorkerPool):
     async def _settle(self, index: int) -> None:
         """Reset the envs of a new worker; they have lost what they were doing."""
         envs = self.groups[index]
+        await self.passed(self._in_use(frozenset(envs)))
         self._settled[index] += 1
         seeds = {env: derived_seed(self._seeds[env], self._settled[index]) for env in envs if env in self._seeds}
         unused = {env: self._unused[env] for env in envs if env in self._unused}
@@ -237,7 +238,8 @@ class RestartingPool(WorkerPool):
         for family, arrays in zip(self.families, self.arrays, strict=False):
             if env in family.envs:
                 row = family.envs.index(env)
-                return [array[row : row + 1] for region in (ROOT, STATUS) for array in arrays[region].values()]
+                roots = [array for slot in SLOTS for array in arrays[slot[ROOT]].values()]
+                return [array[row : row + 1] for array in (*roots, arrays[STATUS][WHERE])]
         return []
 
     def _write_root(self, env: int, values: Rows) -> None:

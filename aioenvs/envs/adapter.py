@@ -12,7 +12,18 @@ from tensordict import TensorDictBase
 from aioenvs.engine.adapters import Attribute, Call, Handling, ResetArguments
 from aioenvs.engine.copying import received
 from aioenvs.engine.layout import Arrays, Leaf
-from aioenvs.engine.metadata import IN_NEXT, IN_ROOT, INPUT, NEXT, ROOT, STATUS, WHERE, EnvMetadata
+from aioenvs.engine.metadata import (
+    IN_NEXT,
+    IN_ROOT,
+    INPUT,
+    NEXT,
+    ROOT,
+    SLOTS,
+    STATUS,
+    WHERE,
+    WHOLE,
+    EnvMetadata,
+)
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import Streams, TrialStreams, torch_generator
 from aioenvs.envs.base import EnvBase
@@ -51,11 +62,13 @@ class TensorDictAdapter:
         self._trees = region_trees(env.output_spec, env.input_spec)
         self._known = Tree.of(env.full_observation_spec, env.full_done_spec, env.full_state_spec)
         self.metadata = self._describe()
-        self._rows: dict[str, dict[Key, torch.Tensor]] = {INPUT: {}, NEXT: {}, ROOT: {}}
+        self._inputs: dict[Key, torch.Tensor] = {}
+        self._slots: list[dict[str, dict[Key, torch.Tensor]]] = []
+        self._turn = 0
         self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
         # Of each region, what has a row: what it must be, and where it comes; and what has none.
         self._fixed: dict[str, list[tuple[Key, torch.Size, torch.dtype | None]]] = {}
-        self._targets: dict[str, list[torch.Tensor]] = {}
+        self._targets: list[dict[str, list[torch.Tensor]]] = []  # by slot
         self._loose: dict[str, dict[Key, TensorSpec]] = {}
         self._trial = TrialStreams(TORCH, use=handling.generators)
         self._streams: Streams = self._trial
@@ -105,15 +118,25 @@ class TensorDictAdapter:
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._where = arrays[STATUS][WHERE][row : row + 1]
-        for region, tree in self._trees.items():
-            self._rows[region] = {
-                key: tensor_of(array[row : row + 1].reshape(array.shape[1:]), tree.leaves[key].dtype)
-                for key, array in arrays[region].items()
-            }
-            rows = self._rows[region]
-            self._targets[region] = list(rows.values())
-            self._fixed[region] = [(key, tree.leaves[key].shape, tree.leaves[key].dtype) for key in rows]
-            self._loose[region] = {key: spec for key, spec in tree.leaves.items() if key not in rows}
+        self._inputs = self._rows(INPUT, arrays[INPUT], row)
+        self._slots = [
+            {region: self._rows(region, arrays[name], row) for region, name in slot.items()} for slot in SLOTS
+        ]
+        self._targets = [{region: list(rows.values()) for region, rows in slot.items()} for slot in self._slots]
+        for region, rows in self._slots[0].items():
+            leaves = self._trees[region].leaves
+            self._fixed[region] = [(key, leaves[key].shape, leaves[key].dtype) for key in rows]
+            self._loose[region] = {key: spec for key, spec in leaves.items() if key not in rows}
+
+    def take_turn(self, turn: int) -> None:
+        self._turn = turn
+
+    def _rows(self, region: str, arrays: Arrays, row: int) -> dict[Key, torch.Tensor]:
+        leaves = self._trees[region].leaves
+        return {
+            key: tensor_of(array[row : row + 1].reshape(array.shape[1:]), leaves[key].dtype)
+            for key, array in arrays.items()
+        }
 
     def seed(self, seed: int) -> None:
         self._begin_streams(seed)
@@ -139,7 +162,7 @@ class TensorDictAdapter:
         """What the caller knows of the env, as the argument of its reset."""
         if not arguments.given and not arguments.objects:
             return None
-        rows = self._rows[INPUT] | self._rows[ROOT]
+        rows = self._inputs | self._slots[self._turn & 1][ROOT]
         values = {key: rows[key].clone() for key in arguments.given} | {
             key: copied(value) for key, value in arguments.objects.items()
         }
@@ -154,7 +177,7 @@ class TensorDictAdapter:
             raise ResetNeededError(f"env {self.env_index} cannot step: it failed since its last reset; reset it first")
         self._failed = True
         with self._streams, self._grads:
-            values = {key: row.clone() for key, row in self._rows[INPUT].items()} | self._objects[INPUT]
+            values = {key: row.clone() for key, row in self._inputs.items()} | self._objects[INPUT]
             td = self._placed(self._trees[INPUT].build(values))
             following = None
             if maybe_reset and self._in_one:
@@ -165,6 +188,8 @@ class TensorDictAdapter:
             done = any(bool(values[key].any()) for key in self.metadata.done_keys)
             if done and maybe_reset:
                 self._write(ROOT, self.env.maybe_reset(self.env.step_mdp(td)) if following is None else following)
+            elif self._turn & WHOLE and (targets := self._targets[self._turn & 1][ROOT]):
+                torch._foreach_copy_(targets, [values[key] for key, _, _ in self._fixed[ROOT]])
         if self._streams is self._trial and isinstance(settled := self._trial.settled(), Streams):
             self._streams = settled
         self._failed = False
@@ -187,9 +212,10 @@ class TensorDictAdapter:
             value = values.get(key)
             self._check(region, key, td, value)
             self._objects[region][key] = copied(plain(value) if isinstance(spec, NonTensor) else value)
+        slot = self._turn & 1
         if written:
-            torch._foreach_copy_(self._targets[region], written)
-        self._where[0] = IN_ROOT if region == ROOT else IN_NEXT
+            torch._foreach_copy_(self._targets[slot][region], written)
+        self._where[0] = 2 * slot + (IN_ROOT if region == ROOT else IN_NEXT)
         return values
 
     def _check(self, region: str, key: Key, td: TensorDictBase, value: Any) -> None:

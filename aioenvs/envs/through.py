@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aioenvs.engine.adapters import Call, Handling, ResetArguments
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import INPUT, NEXT, ROOT, STATUS
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT, SLOTS, STATUS
 from aioenvs.engine.spaces import Objects
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.gym import GymEnv, GymWrapper
@@ -75,18 +75,25 @@ class WrapperAdapter(TensorDictAdapter):
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._decoders.clear()
         own: dict[str, Arrays] = {STATUS: {key: array[row : row + 1] for key, array in arrays[STATUS].items()}}
-        for region, leaves in self._inner.metadata.leaves.items():
-            own[region] = {}
-            for leaf in leaves:
+        names = [(INPUT, INPUT), *(pair for slot in SLOTS for pair in slot.items())]
+        for region, name in names:
+            own[name] = {}
+            for leaf in self._inner.metadata.leaves[region]:
                 key, shape = leaf.key, leaf.shape
-                values, spec = arrays[region][key][row : row + 1], self._trees[region].leaves[key]
+                values, spec = arrays[name][key][row : row + 1], self._trees[region].leaves[key]
                 if region == INPUT and not isinstance(spec, Bounded | Unbounded):
-                    own[region][key] = np.zeros((1, *shape), leaf.dtype)
-                    self._decoders.append(self._decoder(key, spec, values[0, ...], own[region][key]))
+                    own[name][key] = np.zeros((1, *shape), leaf.dtype)
+                    self._decoders.append(self._decoder(key, spec, values[0, ...], own[name][key]))
                 else:
-                    own[region][key] = values.reshape(1, *shape)
-        self._root_flags = [array for key, array in own[ROOT].items() if key in self._done_leaves]
+                    own[name][key] = values.reshape(1, *shape)
+        self._root_flags = [
+            [array for key, array in own[slot[ROOT]].items() if key in self._done_leaves] for slot in SLOTS
+        ]
         self._inner.bind(own, 0)
+
+    def take_turn(self, turn: int) -> None:
+        super().take_turn(turn)
+        self._inner.take_turn(turn)
 
     def _decoder(self, key: Key, spec: TensorSpec, row: NDArray[Any], target: NDArray[Any]) -> Decoder:
         """A function that brings the action of the next step from the env's row to where its adapter reads it.
@@ -122,9 +129,13 @@ class WrapperAdapter(TensorDictAdapter):
         self._inner.seed(seed)
 
     def reset(self, arguments: ResetArguments) -> None:
-        self._inner.reset(ResetArguments(arguments.kwargs))
-        for flag in self._root_flags:  # where the caller's are, which the wrapped env does not replace
-            flag[...] = False
+        try:
+            self._inner.reset(ResetArguments(arguments.kwargs))
+        finally:
+            for flag in self._root_flags[
+                self._turn & 1
+            ]:  # where the caller's are, which the wrapped env does not replace
+                flag[...] = False
 
     def step(self, maybe_reset: bool) -> bool:
         for decode in self._decoders:

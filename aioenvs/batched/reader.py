@@ -1,0 +1,224 @@
+"""The outputs of some envs, wherever each of them has its latest values: copied, looked at, or sent elsewhere."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from aioenvs.batched.inputs import Rows, selector
+from aioenvs.batched.ledger import Ledger
+from aioenvs.device import Transfer, typed
+from aioenvs.engine.layout import Arrays
+from aioenvs.engine.metadata import IN_ROOT, NEXT, ROOT, SLOTS
+from aioenvs.trees import Key
+
+__all__ = ["Lent", "Reader", "placed"]
+
+
+class Lent(dict[Key, Any]):
+    """Values that are where the envs wrote them.
+
+    Attributes:
+        slot: In which slot.
+        region: In which region of it.
+    """
+
+    def __init__(self, values: Mapping[Key, Any], slot: int, region: str) -> None:
+        super().__init__(values)
+        self.slot = slot
+        self.region = region
+
+
+class _SlotBytes:
+    """The regions of one slot as one run of bytes, and what is where in it."""
+
+    def __init__(self, ledger: Ledger, slot: int) -> None:
+        regions = {region: ledger.family.layout.regions[name] for region, name in SLOTS[slot].items()}
+        self._first = regions[NEXT].offset
+        self._ends = {region: own.offset - self._first + own.nbytes for region, own in regions.items()}
+        self._bytes = torch.from_numpy(ledger.memory[self._first : self._first + max(self._ends.values())])
+        count = len(ledger.family.envs)
+        self._plans = {
+            region: [
+                (item.leaf.key, own.offset - self._first + item.offset, dtype, torch.Size([count, *item.leaf.shape]))
+                for item in own.places
+                if (dtype := ledger.trees[region].leaves[item.leaf.key].dtype) is not None
+            ]
+            for region, own in regions.items()
+        }
+
+    def upto(self, region: str) -> torch.Tensor:
+        """The bytes from the beginning of the slot to the end of a region."""
+        return self._bytes[: self._ends[region]]
+
+    def of(self, region: str) -> torch.Tensor:
+        """The bytes of a region alone, which are the last of the slot or the first."""
+        return self._bytes[: self._ends[region]] if region == NEXT else self._bytes[self._ends[NEXT] :]
+
+    def values(self, region: str, copy: torch.Tensor, *, alone: bool) -> dict[Key, torch.Tensor]:
+        """What a copy of these bytes has of a region.
+
+        Args:
+            region: Which.
+            copy: Of what `of` has if `alone`, else of what `upto` has.
+            alone: See `copy`.
+        """
+        base = self._ends[NEXT] if alone and region == ROOT else 0
+        return {key: typed(copy, offset - base, dtype, shape) for key, offset, dtype, shape in self._plans[region]}
+
+
+class _PackedRegion:
+    """Copies a region of one slot as one run of bytes, by a plan that is made once."""
+
+    def __init__(self, ledger: Ledger, slot: int, region: str) -> None:
+        place = ledger.family.layout.regions[SLOTS[slot][region]]
+        count = len(ledger.family.envs)
+        self._source = ledger.memory[place.offset : place.offset + place.nbytes]
+        self._plan = [
+            (item.leaf.key, (count, *item.leaf.shape), np.dtype(item.leaf.dtype), item.offset) for item in place.places
+        ]
+
+    def copy(self) -> Arrays:
+        copy = self._source.copy()
+        return {key: np.ndarray(shape, dtype, copy, offset) for key, shape, dtype, offset in self._plan}
+
+
+class Reader:
+    """Reads the outputs of some envs of one family.
+
+    Args:
+        ledger: The family.
+        members: Which of its envs, by their place in it, in the order of the batch; None for all.
+    """
+
+    def __init__(self, ledger: Ledger, members: Rows) -> None:
+        self._ledger = ledger
+        self._turns = ledger.turns
+        self._members = members
+        self._all = selector(members)
+        self._packed = (
+            [{region: _PackedRegion(ledger, slot, region) for region in (NEXT, ROOT)} for slot in range(len(SLOTS))]
+            if members is None
+            else []
+        )
+
+    def in_root(self) -> NDArray[np.bool_]:
+        """Which envs had a reset after their last step, or no step yet."""
+        where = self._ledger.where
+        in_root: NDArray[np.bool_] = (where if self._turns.plain else where & 1) == IN_ROOT
+        return in_root if self._members is None else in_root[self._all]
+
+    def slot(self) -> int | None:
+        """In which slot all of these envs have their latest values; None if they cannot be looked at as one array."""
+        return self._turns.slot(self._all) if isinstance(self._all, slice) else None
+
+    def look(self, region: str, slot: int) -> Arrays:
+        """A region of these envs as it is in a slot, without being copied."""
+        return {key: array[self._all] for key, array in self._ledger.slots[slot][region].items()}
+
+    def copy(self, region: str) -> Arrays:
+        """A region of these envs, as it is where each has its latest values."""
+        if self._turns.plain:
+            return self._packed[0][region].copy() if self._members is None else self._copied(region, 0)
+        slot = self._turns.slot(self._all)
+        arrays = self._copied(region, slot or 0)
+        if slot is None:
+            second = np.flatnonzero(self._turns.slots(self._all))
+            self._fill(arrays, region, 1, second)
+        return arrays
+
+    def _copied(self, region: str, slot: int) -> Arrays:
+        if self._members is None:
+            return self._packed[slot][region].copy()
+        own = self._ledger.slots[slot][region]
+        if isinstance(self._all, slice):
+            return {key: array[self._all].copy() for key, array in own.items()}
+        return {key: array[self._all] for key, array in own.items()}
+
+    def replace(self, arrays: Arrays, rows: NDArray[np.intp]) -> None:
+        """Replace these rows by those of the root."""
+        if self._turns.plain:
+            self._fill(arrays, ROOT, 0, rows)
+            return
+        slots = self._turns.slots(self._targets(rows))
+        for slot in range(len(SLOTS)):
+            self._fill(arrays, ROOT, slot, rows[slots == slot])
+
+    def _fill(self, arrays: Arrays, region: str, slot: int, rows: NDArray[np.intp]) -> None:
+        """Replace these rows by those of a region in a slot."""
+        sources = self._targets(rows)
+        for key, source in self._ledger.slots[slot][region].items():
+            arrays[key][rows] = source[sources]
+
+    def _targets(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        return rows if self._members is None else self._members[rows]
+
+    def place(
+        self, transfer: Transfer, following: Mapping[Key, Any] | None, root: Mapping[Key, Any] | None
+    ) -> tuple[Any, Any]:
+        """Bring results to the device of a transfer.
+
+        What is lent by all envs of the family goes as it is in the block, in one run, with a fence before its slot;
+        anything else in one copy of what it has.
+
+        Args:
+            transfer: Where to.
+            following: What came of a step.
+            root: What came of it for the next one, or of a reset.
+        """
+        lent = [each for each in (following, root) if isinstance(each, Lent)]
+        if (
+            not lent
+            or self._members is not None
+            or any(self._ledger.family.metadata.objects[each.region] for each in lent)
+        ):
+            return placed(transfer, following, root)
+        slot, bytes_ = lent[0].slot, self._slot_bytes[lent[0].slot]
+        alone = len(lent) == 1
+        copy, fence = transfer.bring(bytes_.of(lent[0].region) if alone else bytes_.upto(ROOT))
+        self._turns.guard(self._all, slot, fence)
+        moved = {id(each): bytes_.values(each.region, copy, alone=alone) for each in lent}
+        arrived = {id(own[key]): moved[id(own)][key] for own in lent for key in own}
+        results = [
+            None if each is None else {key: arrived.get(id(value), value) for key, value in each.items()}
+            for each in (following, root)
+        ]
+        return results[0], results[1]
+
+    @functools.cached_property
+    def _slot_bytes(self) -> list[_SlotBytes]:
+        return [_SlotBytes(self._ledger, slot) for slot in range(len(SLOTS))]
+
+
+def placed(transfer: Transfer, *results: Any) -> tuple[Any, ...]:
+    """Results on the device of a transfer: values, lists of values with one entry per env, or None."""
+    tensors: list[torch.Tensor] = []
+    for each in results:
+        for values in each if isinstance(each, list) else [each or {}]:
+            for value in values.values():
+                tensors += [item for item in _items(value) if isinstance(item, torch.Tensor)]
+    if not tensors:
+        return results
+    moved = {id(old): new for old, new in zip(tensors, transfer.place(tensors), strict=True)}
+    return tuple(_exchanged(each, moved) for each in results)
+
+
+def _items(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else (value,)
+
+
+def _exchanged(result: Any, moved: Mapping[int, torch.Tensor]) -> Any:
+    """A result with other tensors, by the ids of what they were."""
+    if isinstance(result, list):
+        return [_exchanged(values, moved) for values in result]
+    if result is None:
+        return None
+    return {
+        key: [moved.get(id(item), item) for item in value] if isinstance(value, list) else moved.get(id(value), value)
+        for key, value in result.items()
+    }

@@ -1,0 +1,133 @@
+"""Waiting for fences: what is no worker's doing, and must not be written over."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+from faces import Face, acting, call, in_thread, observed
+from failing_envs import CountingEnv, numbered
+
+from aioenvs.engine.fences import Watchman
+from aioenvs.engine.turns import Turns
+
+
+class Barrier:
+    """A fence that a test lets pass, or fail."""
+
+    def __init__(self) -> None:
+        self.passed, self.asked = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+
+    def done(self) -> bool:
+        return self.passed.is_set()
+
+    def wait(self) -> None:
+        self.asked.set()
+        assert self.passed.wait(20)
+        if self.error is not None:
+            raise self.error
+
+
+async def test_the_loop_runs_while_somebody_waits(any_loop: None) -> None:
+    watchman, barriers = Watchman(), [Barrier(), Barrier()]
+    waiting = asyncio.ensure_future(watchman.passed(barriers))
+    for barrier in barriers:
+        assert await in_thread(barrier.asked.wait, 20)
+        assert not waiting.done()
+        barrier.passed.set()
+    await waiting
+    watchman.close()
+
+
+async def test_nobody_waits_for_what_has_passed() -> None:
+    watchman, barrier = Watchman(), Barrier()
+    barrier.passed.set()
+    before = threading.active_count()
+    await watchman.passed([barrier])
+    await watchman.passed([])
+    assert threading.active_count() == before
+    assert not barrier.asked.is_set()
+    watchman.close()
+
+
+async def test_what_fails_says_so_to_whoever_waits() -> None:
+    watchman, barrier = Watchman(), Barrier()
+    barrier.error = RuntimeError("the device is gone")
+    waiting = asyncio.ensure_future(watchman.passed([barrier]))
+    assert await in_thread(barrier.asked.wait, 20)
+    barrier.passed.set()
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        await waiting
+    watchman.close()
+
+
+async def test_who_is_cancelled_leaves_the_others_waiting() -> None:
+    watchman, barrier, other = Watchman(), Barrier(), Barrier()
+    waiting = [asyncio.ensure_future(watchman.passed([each])) for each in (barrier, other)]
+    assert await in_thread(barrier.asked.wait, 20)
+    waiting[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[0]
+    barrier.passed.set()
+    other.passed.set()
+    await waiting[1]
+    watchman.close()
+    watchman.close()
+
+
+def test_a_loop_that_was_closed_is_no_reason_to_complain() -> None:
+    watchman, barrier = Watchman(), Barrier()
+
+    async def leave() -> None:
+        asyncio.ensure_future(watchman.passed([barrier]))  # noqa: RUF006
+        await asyncio.sleep(0)
+
+    asyncio.run(leave())
+    barrier.passed.set()
+    watchman.close()
+
+
+def make() -> Turns:
+    return Turns(np.zeros(4, np.uint8), np.zeros(4, np.uint8))
+
+
+def test_the_slot_that_is_not_written_next_need_not_be_waited_for() -> None:
+    turns, everybody = make(), slice(None)
+    barriers = [Barrier(), Barrier()]
+    for slot, barrier in enumerate(barriers):
+        turns.decide(everybody, lends=True)
+        turns.lend(everybody)
+        turns.guard(everybody, slot, barrier)
+        assert turns.in_use(everybody) == barriers[:slot]
+    assert turns.in_use([2]) == barriers[:1]
+    barriers[0].passed.set()
+    assert turns.in_use(everybody) == []
+    assert turns.guarded
+
+
+def test_where_nothing_is_lent_either_slot_may_come_next() -> None:
+    turns, barrier = make(), Barrier()
+    turns.guard([1, 2], 1, barrier)
+    assert turns.in_use([0, 3]) == []
+    assert turns.in_use([0, 1]) == [barrier]
+    barrier.passed.set()
+    assert turns.in_use([0, 1]) == []
+    assert not turns.guarded
+
+
+async def test_a_fence_that_fails_fails_the_command_and_no_other(face: Face) -> None:
+    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
+        await face.call(env.reset)
+        own = env if face.is_async else env._env
+        barrier = Barrier()
+        barrier.error = RuntimeError("the device is gone")
+        own._running.pool.fenced = True
+        own._running.pool.turns[0].guard(slice(None), 0, barrier)
+        step = asyncio.ensure_future(call(env.step, acting([1, 1])))
+        assert await in_thread(barrier.asked.wait, 20)
+        assert not step.done()
+        barrier.passed.set()
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            await step
+        assert [row[2] for row in observed(await face.call(env.step, acting([1, 1])))] == [1, 1]

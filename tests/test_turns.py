@@ -1,0 +1,126 @@
+"""Which slot is written next: any order of commands against a small model of two pages for each env."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from aioenvs.engine.metadata import IN_NEXT, IN_ROOT, WHOLE
+from aioenvs.engine.turns import Turns
+
+NUM_ENVS = 4
+SOME = st.frozensets(st.integers(0, NUM_ENVS - 1), min_size=1).map(lambda envs: np.array(sorted(envs)))
+
+
+@dataclass
+class Page:
+    """One env: what stands in its two slots, and what was lent, by the number of the command that wrote it."""
+
+    slots: list[int] = field(default_factory=lambda: [0, 0])
+    asked: int = 0
+    lent: dict[int, int] = field(default_factory=dict)  # by the command that lent it: in which slot
+
+
+class TurnsKeepWhatIsLent(RuleBasedStateMachine):
+    """Whatever is asked of whom, what was lent stands until the second next command."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where, self.turn = np.zeros(NUM_ENVS, np.uint8), np.zeros(NUM_ENVS, np.uint8)
+        self.turns = Turns(self.where, self.turn)
+        self.pages = [Page() for _ in range(NUM_ENVS)]
+
+    @rule(envs=SOME, lends=st.booleans(), region=st.sampled_from([IN_ROOT, IN_NEXT]), ends=st.sampled_from("dfc"))
+    def command(self, envs: np.ndarray, lends: bool, region: int, ends: str) -> None:
+        """A command that is done, fails half-way, or is answered when nobody listens any more."""
+        self.turns.decide(envs, lends=lends)
+        targets = self.turns.target(envs)
+        for env, target in zip(envs.tolist(), targets.tolist(), strict=True):
+            page = self.pages[env]
+            page.asked += 1
+            page.slots[target] = page.asked
+            page.lent = {number: slot for number, slot in page.lent.items() if page.asked - number < 2}
+            if ends != "f":
+                self.where[env] = 2 * target + region
+        if lends and ends == "d" and (slot := self.turns.slot(envs)) is not None:
+            for env in envs.tolist():
+                page = self.pages[env]
+                page.lent[page.asked] = slot
+            self.turns.lend(envs)
+
+    @invariant()
+    def what_is_lent_stands(self) -> None:
+        for page in self.pages:
+            for number, slot in page.lent.items():
+                assert page.slots[slot] == number
+
+    @invariant()
+    def plain_means_the_first_slot(self) -> None:
+        if self.turns.plain:
+            assert (self.where <= IN_NEXT).all()
+            assert not self.turn.any()
+
+
+TestTurns = TurnsKeepWhatIsLent.TestCase
+TestTurns.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def make() -> tuple[Turns, np.ndarray, np.ndarray]:
+    where, turn = np.zeros(NUM_ENVS, np.uint8), np.zeros(NUM_ENVS, np.uint8)
+    return Turns(where, turn), where, turn
+
+
+def test_nothing_is_looked_up_as_long_as_nothing_was_lent() -> None:
+    turns, where, turn = make()
+    turns.decide(slice(None))
+    assert turns.plain
+    assert turn.tolist() == where.tolist() == [0] * NUM_ENVS
+
+
+def test_all_is_in_the_first_slot_again_two_commands_after_the_last_loan() -> None:
+    turns, where, turn = make()
+    everybody = slice(None)
+    written = []
+    for lends in (True, True, False, False, False):
+        turns.decide(everybody, lends=lends)
+        written.append(turns.target(everybody).tolist())
+        where[:] = 2 * turn + IN_NEXT
+        if lends:
+            turns.lend(everybody)
+    assert written == [[0] * NUM_ENVS, [1] * NUM_ENVS, *[[0] * NUM_ENVS] * 3]
+    assert turns.plain
+
+
+def test_after_a_loan_of_some_a_loan_of_all_goes_where_those_have_to_go() -> None:
+    turns, where, _ = make()
+    some = np.array([1, 2])
+    turns.decide(some, lends=True)
+    where[some] = IN_NEXT
+    turns.lend(some)
+    turns.decide(slice(None), lends=True)
+    assert turns.target(slice(None)).tolist() == [1] * NUM_ENVS
+
+
+def test_envs_whose_loans_are_in_different_slots_cannot_go_to_the_same() -> None:
+    turns, where, _ = make()
+    for envs in ([0, 1], [1]):
+        turns.decide(np.array(envs), lends=True)
+        where[envs] = 2 * turns.target(np.array(envs)) + IN_NEXT
+        turns.lend(np.array(envs))
+    turns.decide(np.array([0, 1, 2]), lends=True)
+    assert turns.target(np.array([0, 1])).tolist() == [1, 0]
+    where[:3] = 2 * turns.target(np.array([0, 1, 2])) + IN_NEXT
+    assert turns.slot(np.array([0, 1, 2])) is None
+    assert turns.slots(np.array([0, 1])).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_whether_the_root_is_wanted_is_said_for_one_command(whole: bool) -> None:
+    turns, _, turn = make()
+    turns.decide(slice(None), lends=True, whole=whole)
+    assert (turn >= WHOLE).all() == whole
+    turns.lend(slice(None))
+    assert turn.tolist() == [1] * NUM_ENVS
