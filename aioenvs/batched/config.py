@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aioenvs.batched.preload import modules_to_preload
+from aioenvs.engine.adapters import PLAIN_RULES, GymRules
 from aioenvs.engine.pool import Timeouts
 from aioenvs.registry import find_spec
 
@@ -42,6 +43,7 @@ class BatchConfig:
         max_restarts: How often a worker that died is restarted unasked; None for never.
         max_concurrency: How many envs of a process or thread may be inside a reset or step at once, if they have
             coroutines; None for all.
+        rules: What is agreed about envs with Gymnasium's signatures.
     """
 
     factories: tuple[Any, ...]
@@ -57,6 +59,7 @@ class BatchConfig:
     num_sub_threads: int = 1
     max_restarts: int | None = None
     max_concurrency: int | None = None
+    rules: GymRules = PLAIN_RULES
 
     @classmethod
     def of(
@@ -125,6 +128,7 @@ class BatchConfig:
             by_reference=self.use_buffers is False,
             on_disk=self.on_disk,
             max_concurrency=self.max_concurrency,
+            rules=self.rules,
             at_once=STARTS_PER_CORE * available_cores() if self.start_method == "spawn" else None,
         )
 

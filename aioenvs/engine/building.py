@@ -51,5 +51,5 @@ def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:
     if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
         raise TypeError(f"the factory of env {env_index} returned the vector env {env!r}; it must return a single env")
     if has_coroutines(env):
-        return CoroutineAdapter(env, env_index)
-    return GymAdapter(env, env_index, generators=handling.generators)
+        return CoroutineAdapter(env, env_index, rules=handling.rules)
+    return GymAdapter(env, env_index, generators=handling.generators, rules=handling.rules)
