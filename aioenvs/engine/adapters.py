@@ -34,7 +34,8 @@ class Call(NamedTuple):
     """Something that is asked of an env beyond the commands.
 
     Attributes:
-        kind: "call" a method, "get" or "set" an attribute, take the "state_dict" or "load_state_dict".
+        kind: "call" a method, "get" or "set" an attribute, take the "state_dict" or "load_state_dict", or "apply" to
+            the env, where it has Gymnasium's signatures, the function that is the first of `args`.
         name: Of the method or attribute.
         args: For the method; or the one value to set or load.
         kwargs: For the method.

@@ -76,7 +76,7 @@ class AnsweringPool(Pool):
 
     async def ready(self, lease: Lease) -> Lease:
         selection = lease.selection
-        await self._within(self._drain(selection.envs), lease)
+        await self.within(self._drain(selection.envs), lease)
         broken = self.slots.broken(selection.envs)
         if not broken:
             return lease
@@ -153,8 +153,8 @@ class AnsweringPool(Pool):
     async def _replies(self, asked: Sequence[asyncio.Future[Any]], lease: Lease, opcode: Opcode) -> Sequence[Any]:
         """The replies to a command, in time."""
         if len(asked) == 1:
-            return [await self._within(asked[0], lease)]
-        answers: Sequence[Any] = await self._within(asyncio.gather(*asked), lease)
+            return [await self.within(asked[0], lease)]
+        answers: Sequence[Any] = await self.within(asyncio.gather(*asked), lease)
         return answers
 
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -192,6 +192,8 @@ class GymRows:
     def _find(self, call: Call) -> tuple[str, Any]:
         """What a call is about, beyond setting: its kind, and the method or the value of the attribute."""
         kind, name = call.kind, call.name
+        if kind == "apply":
+            return "call", self._apply
         if kind in ("state_dict", "load_state_dict"):
             if not hasattr(self.env, kind):
                 return "call", _keep_nothing  # as a plain Gymnasium env does
@@ -199,6 +201,9 @@ class GymRows:
         return kind, self.env.get_wrapper_attr(name) if hasattr(self.env, "get_wrapper_attr") else getattr(
             self.env, name
         )
+
+    def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(self.env, *args, **kwargs)
 
     def _set(self, name: str, value: Any) -> Any:
         """Set an attribute."""

@@ -241,8 +241,8 @@ class EnvHost:
 
     def _hand_over(self, outcome: Outcome, env: int, adapter: EnvAdapter, regions: Iterable[str]) -> None:
         """Put into the outcome what of an env's has no fixed shape; an info is there only if it is not empty."""
-        objects = {region: dict(own) for region in regions if (own := adapter.objects(region)) or self._loose}
-        if objects:
+        objects = {region: dict(adapter.objects(region)) for region in regions}
+        if self._loose or any(objects.values()):
             outcome.objects[env] = objects
 
     def close(self) -> None:

@@ -145,7 +145,7 @@ class InlinePool(Pool):
         if self._concurrent is None:
             outcome = self._host.execute(opcode, positions, values)
         else:
-            outcome = await self._within(self._concurrent.execute(opcode, positions, values), lease)
+            outcome = await self.within(self._concurrent.execute(opcode, positions, values), lease)
             if self.slots.closed:
                 raise ClosedError(f"{describe_envs(selection.indices)} were closed while {command} was pending")
         return outcome.located(command)
@@ -154,13 +154,13 @@ class InlinePool(Pool):
         assert self._concurrent is not None
         return self._concurrent.at_work & envs
 
-    async def _within(self, awaitable: Any, lease: Lease) -> Any:
+    async def within(self, awaitable: Any, lease: Lease) -> Any:
         """As for other pools, but envs that are late have ended, too: no other request finds them at work."""
         if lease.deadline is None:
             return await awaitable
         task = asyncio.ensure_future(awaitable)
         try:
-            return await super()._within(task, lease)
+            return await super().within(task, lease)
         finally:
             await outlast(task)
 

@@ -1,0 +1,92 @@
+"""The same batches behind plain calls: each runs a coroutine, and one command at a time may be under way."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from aioenvs.batched.config import BatchConfig
+from aioenvs.engine.portal import Immediate, LoopPortal, Portal
+from aioenvs.integrations.vectors.core import AsyncVector, Autoreset, Pending
+
+__all__ = ["Vector"]
+
+T = TypeVar("T")
+
+
+class Vector:
+    """Many envs behind plain calls, started when made.
+
+    Args:
+        config: The envs, and what hosts them.
+        autoreset: What becomes of those whose episode is over.
+        name: What it is called in messages.
+        **options: As for `AsyncVector`.
+
+    Attributes:
+        envs: What runs.
+        pending: The command that is under way.
+    """
+
+    def __init__(self, config: BatchConfig, autoreset: Autoreset, name: str, **options: Any) -> None:
+        self.name = name
+        self.pending: Pending[Any] | None = None
+        self.envs = AsyncVector(config, autoreset, yields=False, **options)
+        self._portal: Portal | None = Immediate() if config.backend == "serial" else LoopPortal()
+        try:
+            self.run(self.envs.start())
+        except BaseException:
+            self._close_portal()
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether there are no envs any more."""
+        return self._portal is None
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end; Ctrl-C cancels it."""
+        assert self._portal is not None
+        return self._portal.run(coroutine)
+
+    def begin(self, command: Coroutine[Any, Any, Pending[Any]]) -> None:
+        """Set a command off, for `finish` to wait for."""
+        self.pending = self.run(self._set_off(command))
+
+    async def _set_off(self, command: Coroutine[Any, Any, Pending[T]]) -> Pending[T]:
+        return await self.envs.set_off(await command)
+
+    def finish(self, timeout: float | None = None) -> Any:
+        """What came of the command that is under way, which is over then, also if it is late."""
+        pending, self.pending = self.pending, None
+        assert pending is not None
+        return self.run(self.envs.finish(pending, timeout))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Close all envs and end the workers; see `AsyncVector.close`."""
+        if self._portal is None or self._portal.foreign:
+            return  # a fork leaves what is its parent's to close
+        try:
+            self.run(self._close(timeout))
+        finally:
+            self._close_portal()
+
+    async def _close(self, timeout: float | None) -> None:
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            self.envs.drop(pending)
+        await self.envs.close(timeout)
+
+    def _close_portal(self) -> None:
+        portal, self._portal = self._portal, None
+        if portal is not None:
+            portal.close()
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_portal") is not None:
+            warnings.warn(f"{self.name} was never closed", ResourceWarning, source=self, stacklevel=2)
+            if self.pending is not None:
+                self.envs.drop(self.pending)
+            self.envs.pool.discard()
+            self._close_portal()
