@@ -26,7 +26,7 @@ from aioenvs.batched.config import BatchConfig
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
 from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, SpecMismatchError
-from aioenvs.integrations.vectors.blocking import Vector
+from aioenvs.integrations.vectors.blocking import Vector, one_each
 from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
 from aioenvs.integrations.vectors.infos import batch_infos
 from aioenvs.integrations.vectors.inside import ask, make_wrapped
@@ -126,14 +126,14 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.observation_mode = observation_mode
         self.copy = copy
-        factories, kwargs = _factories(env_fns, num_envs)
+        factories = one_each(env_fns, num_envs, "num_envs")
         self.num_envs = len(factories)
         if max_concurrency is not None and num_processes is None and backend != "serial":
             num_processes = min(self.num_envs, max_concurrency)
         config = BatchConfig.of(
             self.num_envs,
             factories,
-            create_env_kwargs=kwargs,
+            create_env_kwargs=None,
             num_processes=num_processes,
             backend=backend,
             mp_start_method=_start_method(mp_start_method, context),
@@ -325,7 +325,8 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         each = values if isinstance(values, list | tuple) else [values] * self.num_envs
         if len(each) != self.num_envs:
             raise ValueError(f"expected {self.num_envs} values for {name!r}, one per env, found {len(each)}")
-        vector.run(vector.envs.set_attr(name, dict(enumerate(each))))
+        calls = {env: Call("set", name, (value,)) for env, value in enumerate(each)}
+        vector.run(vector.envs.perform(calls, "set_attr"))
 
     def render(self) -> tuple[Any, ...]:
         """What the `render` of every env returns."""
@@ -382,22 +383,6 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
                 f"{command}_wait: expected a {command} to be pending, by {command}_async(), but {found}", command
             )
         return vector
-
-
-def _factories(env_fns: Any, num_envs: int | None) -> tuple[list[Any], Mapping[str, Any] | None]:
-    """One factory per env."""
-    if isinstance(env_fns, str | EnvSpec) or callable(env_fns):
-        if num_envs is None:
-            raise TypeError(f"expected num_envs, or a list with a callable for each env, found {env_fns!r} alone")
-        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-            raise ValueError(f"num_envs must be an integer of at least 1, got {num_envs!r}")
-        return [env_fns] * num_envs, None
-    factories = list(env_fns)
-    if not factories:
-        raise ValueError("expected a callable for each env, found none")
-    if num_envs not in (None, len(factories)):
-        raise ValueError(f"num_envs is {num_envs}, but there are {len(factories)} callables")
-    return factories, None
 
 
 def _start_method(method: str | None, context: str | None) -> str | None:

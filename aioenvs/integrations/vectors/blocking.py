@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from aioenvs.batched.config import BatchConfig
 from aioenvs.engine.portal import Immediate, LoopPortal, Portal
 from aioenvs.integrations.vectors.core import AsyncVector, Autoreset, Pending
 
-__all__ = ["Vector"]
+__all__ = ["Vector", "one_each"]
 
 T = TypeVar("T")
 
@@ -63,6 +63,16 @@ class Vector:
         assert pending is not None
         return self.run(self.envs.finish(pending, timeout))
 
+    def abandon(self) -> None:
+        """Give up the command that is under way, if there is one; what comes of it is dropped."""
+        if self.pending is not None:
+            self.run(self._abandon())
+
+    async def _abandon(self) -> None:
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            self.envs.drop(pending)
+
     def close(self, timeout: float | None = None) -> None:
         """Close all envs and end the workers; see `AsyncVector.close`."""
         if self._portal is None or self._portal.foreign:
@@ -73,9 +83,7 @@ class Vector:
             self._close_portal()
 
     async def _close(self, timeout: float | None) -> None:
-        pending, self.pending = self.pending, None
-        if pending is not None:
-            self.envs.drop(pending)
+        await self._abandon()
         await self.envs.close(timeout)
 
     def _close_portal(self) -> None:
@@ -85,8 +93,34 @@ class Vector:
 
     def __del__(self) -> None:
         if self.__dict__.get("_portal") is not None:
-            warnings.warn(f"{self.name} was never closed", ResourceWarning, source=self, stacklevel=2)
-            if self.pending is not None:
-                self.envs.drop(self.pending)
-            self.envs.pool.discard()
-            self._close_portal()
+            try:
+                warnings.warn(f"{self.name} was never closed", ResourceWarning, source=self, stacklevel=2)
+            finally:
+                self.envs.pool.discard()
+                self._close_portal()
+
+
+def one_each(env_fns: Any, count: int | None, name: str) -> list[Any]:
+    """What makes each env.
+
+    Args:
+        env_fns: A callable for each; or one, a Gymnasium id or an `EnvSpec` for all.
+        count: How many; None for as many as there are callables.
+        name: What the count is called in messages.
+
+    Raises:
+        TypeError: If it is not known how many there are.
+        ValueError: If that is no number, or another one than there are callables.
+    """
+    if isinstance(env_fns, str) or callable(env_fns) or not isinstance(env_fns, Iterable):
+        if count is None:
+            raise TypeError(f"expected {name}, or a list with a callable for each env, found {env_fns!r} alone")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
+        return [env_fns] * count
+    factories = list(env_fns)
+    if not factories:
+        raise ValueError("expected a callable for each env, found none")
+    if count not in (None, len(factories)):
+        raise ValueError(f"{name} is {count}, but there are {len(factories)} callables")
+    return factories

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from aioenvs.batched.config import BatchConfig
 from aioenvs.batched.hosts import make_pool
-from aioenvs.engine.adapters import INFO, Attribute, Call, GymRules, ResetArguments
+from aioenvs.engine.adapters import INFO, Call, GymRules, ResetArguments
 from aioenvs.engine.deadlines import Deadline, drop, outlast
 from aioenvs.engine.gym_adapter import DONE_KEYS, REWARD_KEY
 from aioenvs.engine.host import Outcome
@@ -127,7 +127,9 @@ class AsyncVector:
         try:
             await self.pool.start()
             self._check_structure()
-            self.descriptions = await self.apply(describe)
+            self.descriptions = await self.perform(
+                dict.fromkeys(range(self.num_envs), Call("apply", "", (describe,))), "describe"
+            )
             first, arrays = self.descriptions[0], self.pool.arrays[0]
             self._observations = ObservationBatch(first.observation_space, arrays, self.num_envs, copy=self._copy)
             self._actions = ActionBatch(first.action_space, arrays["input"], self.num_envs)
@@ -318,6 +320,10 @@ class AsyncVector:
             return self._observations.parts(ROOT, own=own)
         return self._observations.parts(NEXT, in_root, own=own)
 
+    async def reset(self, arguments: Mapping[int, Mapping[str, Any]], envs: Sequence[int] | None = None) -> Resets:
+        """Begin new episodes; see `begin_reset` and `finish`."""
+        return await self.finish(await self.begin_reset(arguments, envs))
+
     async def begin_calls(self, calls: Mapping[int, Call], command: str, read: Callable[[list[Any]], T]) -> Pending[T]:
         """Ask envs for something beyond the commands.
 
@@ -334,36 +340,9 @@ class AsyncVector:
 
         return Pending(command, lease, self.pool.perform(lease, calls), values)
 
-    async def apply(
-        self, function: Callable[..., T], *args: Any, envs: Sequence[int] | None = None, **kwargs: Any
-    ) -> list[T]:
-        """Call a function, which workers can import, with each env; the list of what it returned.
-
-        Args:
-            function: Which.
-            *args: Its arguments after the env.
-            envs: Which, None for all.
-            **kwargs: Its keyword arguments.
-        """
-        calls = dict.fromkeys(self._chosen(envs), Call("apply", "", (function, *args), kwargs))
-        return await self.finish(await self.begin_calls(calls, getattr(function, "__name__", "apply"), _unchanged))
-
-    async def look_up(self, name: str, envs: Sequence[int] | None = None) -> list[Attribute]:
-        """An attribute of each env.
-
-        Raises:
-            AttributeError: If one has none of this name.
-        """
-        calls = dict.fromkeys(self._chosen(envs), Call("get", name))
-        return await self.finish(await self.begin_calls(calls, "get_attr", _unchanged))
-
-    async def set_attr(self, name: str, values: Mapping[int, Any]) -> None:
-        """Set an attribute of these envs."""
-        calls = {env: Call("set", name, (value,)) for env, value in values.items()}
-        await self.finish(await self.begin_calls(calls, "set_attr", _unchanged))
-
-    def _chosen(self, envs: Sequence[int] | None) -> Sequence[int]:
-        return range(self.num_envs) if envs is None else envs
+    async def perform(self, calls: Mapping[int, Call], command: str) -> list[Any]:
+        """The same to its end: the list of answers."""
+        return await self.finish(await self.begin_calls(calls, command, _unchanged))
 
 
 async def _nothing() -> Outcome:
