@@ -213,8 +213,12 @@ def _encode(outcome: Outcome, command: str) -> tuple[tuple[int, ...], bytes]:
 
 def _pickled(outcome: Outcome, command: str) -> bytes:
     failures = {env: capture(error, env, command) for env, error in outcome.failures.items()}
-    body: bytes = cloudpickle.dumps((failures, outcome.objects, outcome.values))
-    return body
+    content = failures, outcome.objects, outcome.values
+    try:
+        return pickle.dumps(content, pickle.HIGHEST_PROTOCOL)  # quicker by half, and mostly enough
+    except Exception:
+        body: bytes = cloudpickle.dumps(content)
+        return body
 
 
 def _settle_torch(num_threads: int) -> None:

@@ -96,6 +96,8 @@ class Vector:
             try:
                 warnings.warn(f"{self.name} was never closed", ResourceWarning, source=self, stacklevel=2)
             finally:
+                if self.pending is not None:
+                    self.envs.drop(self.pending)
                 self.envs.pool.discard()
                 self._close_portal()
 
