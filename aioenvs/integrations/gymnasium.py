@@ -299,12 +299,11 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         if name in COMMANDS:
             raise ValueError(f"call({name!r}) would reach the envs behind the back of what steps them; use {name}()")
         calls = dict.fromkeys(range(self.num_envs), Call("apply", "", (ask, name, *args), kwargs))
-        vector.begin(vector.envs.begin_calls(calls, "call", tuple))
+        vector.begin(vector.envs.begin_calls(calls, "call"))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Finish a call; as `reset_wait` finishes a reset."""
-        values: tuple[Any, ...] = self._pending("call").finish(timeout)
-        return values
+        return tuple(self._pending("call").finish(timeout))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """What comes of an attribute in each env; the same as `call`."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aioenvs.engine.copying import received
 from aioenvs.engine.layout import Arrays, Key
 from aioenvs.engine.metadata import NEXT, ROOT
 from aioenvs.engine.spaces import Objects, Reader, children, conform, flatten, observation_key, reader
@@ -152,6 +153,10 @@ class ActionBatch:
         ):
             return [actions]
         return [self._leaf(actions, key, path, array) for key, path, array in self._leaves]
+
+    def kept(self, inputs: Inputs) -> Inputs:
+        """Copies of checked actions, which the caller may change before they are stored."""
+        return [received(values) for values in inputs]
 
     def _leaf(self, actions: Any, key: Key, path: tuple[Any, ...], array: NDArray[Any] | None) -> Any:
         values = actions

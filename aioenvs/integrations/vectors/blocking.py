@@ -50,12 +50,10 @@ class Vector:
         assert self._portal is not None
         return self._portal.run(coroutine)
 
-    def begin(self, command: Coroutine[Any, Any, Pending[Any]]) -> None:
+    def begin(self, pending: Pending[Any]) -> None:
         """Set a command off, for `finish` to wait for."""
-        self.pending = self.run(self._set_off(command))
-
-    async def _set_off(self, command: Coroutine[Any, Any, Pending[T]]) -> Pending[T]:
-        return await self.envs.set_off(await command)
+        self.run(self.envs.set_off(pending))
+        self.pending = pending
 
     def finish(self, timeout: float | None = None) -> Any:
         """What came of the command that is under way, which is over then, also if it is late."""
@@ -65,26 +63,21 @@ class Vector:
 
     def abandon(self) -> None:
         """Give up the command that is under way, if there is one; what comes of it is dropped."""
-        if self.pending is not None:
-            self.run(self._abandon())
-
-    async def _abandon(self) -> None:
         pending, self.pending = self.pending, None
         if pending is not None:
-            self.envs.drop(pending)
+            self.run(self.envs.abandon(pending))
 
     def close(self, timeout: float | None = None) -> None:
         """Close all envs and end the workers; see `AsyncVector.close`."""
         if self._portal is None or self._portal.foreign:
             return  # a fork leaves what is its parent's to close
         try:
-            self.run(self._close(timeout))
+            try:
+                self.abandon()
+            finally:
+                self.run(self.envs.close(timeout))
         finally:
             self._close_portal()
-
-    async def _close(self, timeout: float | None) -> None:
-        await self._abandon()
-        await self.envs.close(timeout)
 
     def _close_portal(self) -> None:
         portal, self._portal = self._portal, None
@@ -97,7 +90,7 @@ class Vector:
                 warnings.warn(f"{self.name} was never closed", ResourceWarning, source=self, stacklevel=2)
             finally:
                 if self.pending is not None:
-                    self.envs.drop(self.pending)
+                    self.pending.drop()
                 self.envs.pool.discard()
                 self._close_portal()
 

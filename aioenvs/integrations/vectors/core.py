@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from aioenvs.batched.config import BatchConfig
 from aioenvs.batched.hosts import make_pool
 from aioenvs.engine.adapters import INFO, Call, GymRules, ResetArguments
-from aioenvs.engine.deadlines import Deadline, drop, outlast
+from aioenvs.engine.deadlines import TURNS, Deadline, drop, outlast
 from aioenvs.engine.gym_adapter import DONE_KEYS, REWARD_KEY
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.metadata import IN_NEXT, IN_ROOT, NEXT, ROOT, STATUS, WHERE
 from aioenvs.engine.pool import Lease, Pool, Selection
 from aioenvs.errors import ResetNeededError, SpecMismatchError, describe_envs
-from aioenvs.integrations.vectors.batches import ActionBatch, ObservationBatch, Parts
+from aioenvs.integrations.vectors.batches import ActionBatch, Inputs, ObservationBatch, Parts
 from aioenvs.integrations.vectors.inside import Description, describe
 
 __all__ = ["AsyncVector", "Autoreset", "Pending", "Resets", "Steps"]
@@ -71,21 +71,26 @@ class Steps(NamedTuple):
     final_infos: dict[int, dict[str, Any]]
 
 
-@dataclass
 class Pending(Generic[T]):
-    """A command that is under way; its envs are held until `AsyncVector.finish`, or `AsyncVector.drop`.
+    """A command that is under way, or about to be, for `AsyncVector.finish`.
 
-    Attributes:
+    Args:
         command: Its name.
-        lease: The envs that it holds.
-        answer: What is to be awaited.
-        read: Makes of that what the caller gets.
+        selection: The envs that it is for.
+        answer: What comes of it.
     """
 
-    command: str
-    lease: Lease
-    answer: Awaitable[Any]
-    read: Callable[[Any], T]
+    def __init__(self, command: str, selection: Selection, answer: Coroutine[Any, Any, T]) -> None:
+        self.command = command
+        self.selection = selection
+        self.answer: Coroutine[Any, Any, T] | asyncio.Task[T] = answer
+
+    def drop(self) -> None:
+        """Give it up: what comes of it is dropped."""
+        if isinstance(self.answer, asyncio.Task):
+            drop(self.answer)
+        else:
+            self.answer.close()
 
 
 class AsyncVector:
@@ -171,8 +176,17 @@ class AsyncVector:
 
     # -- commands ---------------------------------------------------------------------------------------
 
+    async def set_off(self, pending: Pending[Any]) -> None:
+        """Have a command on its way when this returns, where envs do not run here one after the other."""
+        if self.pool.suspends and not isinstance(pending.answer, asyncio.Task):
+            pending.answer = asyncio.ensure_future(pending.answer)
+            for _ in range(TURNS):  # until envs owe an answer, to this command or to one before
+                await asyncio.sleep(0)
+                if pending.answer.done() or self.pool.slots.unanswered(pending.selection.envs):
+                    break
+
     async def finish(self, pending: Pending[T], timeout: float | None = None) -> T:
-        """Wait for a command, and hand over what came of it.
+        """Wait for a command, and hand over what comes of it.
 
         Args:
             pending: Which; it is over when this returns or raises.
@@ -184,35 +198,29 @@ class AsyncVector:
             WorkerDiedError: If a worker died; the others' envs remain usable.
             Exception: Whatever an env raised, with the worker's traceback as a note; it needs a reset.
         """
+        if timeout is not None and self.pool.suspends:
+            await self.set_off(pending)
+        if not isinstance(pending.answer, asyncio.Task):
+            return await pending.answer
         try:
-            answer = pending.answer
-            if timeout is not None and self.pool.suspends:
-                lease = pending.lease._replace(deadline=Deadline.after(timeout, "timeout"))
-                return pending.read(await self.pool.within(answer, lease))
-            return pending.read(await answer)
+            deadline = None if timeout is None else Deadline.after(timeout, "timeout")
+            result: T = await self.pool.within(pending.answer, Lease(pending.selection, pending.command, deadline))
+            return result
         finally:
-            self.drop(pending)
+            await self.abandon(pending)
 
-    def drop(self, pending: Pending[Any]) -> None:
-        """Give a command up, if it is not over; what comes of it is dropped."""
-        if isinstance(pending.answer, asyncio.Future):
-            drop(pending.answer)
-        elif isinstance(pending.answer, Coroutine):
-            pending.answer.close()
-        self.pool.release(pending.lease)
+    async def abandon(self, pending: Pending[Any]) -> None:
+        """Give a command up, if it is not over; its envs are free when this returns, or once they have answered."""
+        pending.drop()
+        if isinstance(pending.answer, asyncio.Task):
+            await outlast(pending.answer)
 
-    async def set_off(self, pending: Pending[T]) -> Pending[T]:
-        """The same command, which is on its way when this returns, where envs do not run here one after the other."""
-        if self.pool.suspends and isinstance(pending.answer, Coroutine):
-            pending.answer = asyncio.ensure_future(pending.answer)
-            await asyncio.sleep(0)
-        return pending
+    def begin_step(self, actions: Any) -> Pending[Steps]:
+        """A step, which is checked, and begun when it is set off or finished; see `step`."""
+        inputs = self._actions.kept(self._actions.check(actions))
+        return Pending("step", self.pool.everything, self._step(inputs))
 
     async def step(self, actions: Any) -> Steps:
-        """Step all envs; see `begin_step` and `finish`."""
-        return await self.finish(await self.begin_step(actions))
-
-    async def begin_step(self, actions: Any) -> Pending[Steps]:
         """Let all envs take a step, or begin a new episode where that is their turn.
 
         Args:
@@ -221,27 +229,28 @@ class AsyncVector:
         Raises:
             SpecMismatchError: If they do not fit; no env was stepped then.
             ResetNeededError: If an episode is over, and nobody resets its env.
+            Exception: As for `finish`.
         """
-        inputs = self._actions.check(actions)
-        pool = self.pool
-        lease = await pool.hold(pool.everything, "step")
+        return await self._step(self._actions.check(actions))
+
+    async def _step(self, inputs: Inputs) -> Steps:
+        pool, chosen = self.pool, self.pool.everything
+        lease = await pool.hold(chosen, "step")
         try:
             if self.autoreset is Autoreset.DISABLED:
                 self._refuse_finished()
             known = self._latest(own=True) if pool.restarts else {}
-            renewed, chosen = sorted(self._renewed), pool.everything
+            renewed = sorted(self._renewed)
             if renewed:
                 chosen = pool.select(sorted(chosen.envs.difference(renewed)))
             loose = self._actions.write(inputs)
-            same_step = self.autoreset is Autoreset.SAME_STEP
+            outcome = Outcome()
             if chosen.indices:
-                answer = pool.step(lease._replace(selection=chosen), loose, maybe_reset=same_step)
-            else:
-                answer = _nothing()
-        except BaseException:
+                same_step = self.autoreset is Autoreset.SAME_STEP
+                outcome = await pool.step(lease._replace(selection=chosen), loose, maybe_reset=same_step)
+            return self._stepped(outcome, known, renewed)
+        finally:
             pool.release(lease)
-            raise
-        return Pending("step", lease, answer, lambda outcome: self._stepped(outcome, known, renewed))
 
     def _refuse_finished(self) -> None:
         over = self._done & (self._where == IN_NEXT)
@@ -291,27 +300,36 @@ class AsyncVector:
                 self._observations.note(env, latest)
         return infos, final_infos, last
 
-    async def begin_reset(
+    def begin_reset(
         self, arguments: Mapping[int, Mapping[str, Any]], envs: Sequence[int] | None = None
     ) -> Pending[Resets]:
+        """A reset, which is begun when it is set off or finished; see `reset`."""
+        chosen = self.pool.everything if envs is None else self.pool.select(envs)
+        return Pending("reset", chosen, self._reset(chosen, arguments))
+
+    async def reset(self, arguments: Mapping[int, Mapping[str, Any]], envs: Sequence[int] | None = None) -> Resets:
         """Begin new episodes, with new workers where they are dead.
 
         Args:
             arguments: For each of these envs, what its own `reset` gets.
             envs: Which, ascending; None for all.
-        """
-        pool = self.pool
-        chosen = pool.everything if envs is None else pool.select(envs)
-        lease = await pool.hold(chosen, "reset", replacing=True)
-        answer = pool.reset(lease, {env: ResetArguments(kwargs) for env, kwargs in arguments.items()})
-        return Pending("reset", lease, answer, lambda outcome: self._reset(outcome, chosen))
 
-    def _reset(self, outcome: Outcome, chosen: Selection) -> Resets:
-        infos, _, _ = self._take(outcome)
-        for env in self._renewed.keys() & chosen.envs:
-            del self._renewed[env]
-        outcome.raise_failure()
-        return Resets(self._observations.batch(self._latest()), infos)
+        Raises:
+            Exception: As for `finish`.
+        """
+        return await self.finish(self.begin_reset(arguments, envs))
+
+    async def _reset(self, chosen: Selection, arguments: Mapping[int, Mapping[str, Any]]) -> Resets:
+        lease = await self.pool.hold(chosen, "reset", replacing=True)
+        try:
+            outcome = await self.pool.reset(lease, {env: ResetArguments(own) for env, own in arguments.items()})
+            infos, _, _ = self._take(outcome)
+            for env in self._renewed.keys() & chosen.envs:
+                del self._renewed[env]
+            outcome.raise_failure()
+            return Resets(self._observations.batch(self._latest()), infos)
+        finally:
+            self.pool.release(lease)
 
     def _latest(self, *, own: bool = False) -> Parts:
         """The latest observations, each from where it is."""
@@ -320,37 +338,31 @@ class AsyncVector:
             return self._observations.parts(ROOT, own=own)
         return self._observations.parts(NEXT, in_root, own=own)
 
-    async def reset(self, arguments: Mapping[int, Mapping[str, Any]], envs: Sequence[int] | None = None) -> Resets:
-        """Begin new episodes; see `begin_reset` and `finish`."""
-        return await self.finish(await self.begin_reset(arguments, envs))
+    def begin_calls(self, calls: Mapping[int, Call], command: str) -> Pending[list[Any]]:
+        """Calls, which are begun when they are set off or finished; see `perform`."""
+        chosen = self.pool.select(sorted(calls))
+        return Pending(command, chosen, self._perform(chosen, calls, command))
 
-    async def begin_calls(self, calls: Mapping[int, Call], command: str, read: Callable[[list[Any]], T]) -> Pending[T]:
+    async def perform(self, calls: Mapping[int, Call], command: str) -> list[Any]:
         """Ask envs for something beyond the commands.
 
         Args:
             calls: For each of these envs, what.
             command: What that is called in messages.
-            read: Makes of the list of answers, in the order of the calls, what the caller gets.
+
+        Returns:
+            The answers, in the order of the calls.
         """
-        lease = await self.pool.hold(self.pool.select(sorted(calls)), command)
+        return await self.finish(self.begin_calls(calls, command))
 
-        def values(outcome: Outcome) -> T:
+    async def _perform(self, chosen: Selection, calls: Mapping[int, Call], command: str) -> list[Any]:
+        lease = await self.pool.hold(chosen, command)
+        try:
+            outcome = await self.pool.perform(lease, calls)
             outcome.raise_failure()
-            return read([outcome.values[env] for env in calls])
-
-        return Pending(command, lease, self.pool.perform(lease, calls), values)
-
-    async def perform(self, calls: Mapping[int, Call], command: str) -> list[Any]:
-        """The same to its end: the list of answers."""
-        return await self.finish(await self.begin_calls(calls, command, _unchanged))
-
-
-async def _nothing() -> Outcome:
-    return Outcome()
-
-
-def _unchanged(values: list[Any]) -> list[Any]:
-    return values
+            return [outcome.values[env] for env in calls]
+        finally:
+            self.pool.release(lease)
 
 
 def _set(
