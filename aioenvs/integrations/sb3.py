@@ -58,7 +58,7 @@ class AioVecEnv(VecEnv):
     >>> env = AioVecEnv("CartPole-v1", 2, num_processes=1)
     >>> env.reset().shape
     (2, 4)
-    >>> observations, rewards, dones, infos = env.step(np.array([0, 1]))
+    >>> observations, rewards, dones, infos = env.step([0, 1])
     >>> rewards, dones, infos[0]
     (array([1., 1.], dtype=float32), array([False, False]), {'TimeLimit.truncated': False})
     >>> env.close()

@@ -67,7 +67,8 @@ def _numbers(envs: Sequence[int], values: Sequence[Any], num_envs: int) -> NDArr
 
 
 def _same(kept: Any, value: Any) -> bool:
-    return bool(kept == value) or value != value
+    exact = value.item() if isinstance(value, np.number) else value  # numpy compares integers as floats
+    return bool(kept == exact) or exact != exact
 
 
 def _arrays(envs: Sequence[int], values: Sequence[NDArray[Any]], num_envs: int) -> NDArray[Any]:
