@@ -110,7 +110,7 @@ def test_nothing_is_nothing() -> None:
 
 
 numbers = st.one_of(
-    st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.booleans(), st.none(), st.text(max_size=3)
+    st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.booleans(), st.none(), st.text("xyz", max_size=3)
 )
 
 
@@ -129,7 +129,11 @@ def test_no_value_changes(infos: list[dict[str, Any]]) -> None:
     st.lists(
         st.fixed_dictionaries(
             {},
-            optional={"i": st.integers(-99, 99), "f": st.floats(-9, 9), "d": st.dictionaries(st.just("x"), st.text())},
+            optional={
+                "i": st.integers(-99, 99),
+                "f": st.floats(-9, 9),
+                "d": st.dictionaries(st.just("x"), st.text("xyz", max_size=2)),
+            },
         ),
         min_size=1,
         max_size=4,
