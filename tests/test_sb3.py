@@ -27,7 +27,7 @@ from stable_baselines3.common.vec_env import (
     VecMonitor,
     VecNormalize,
 )
-from vector_envs import Careless, Informer, StepFails
+from vector_envs import Careless, Informer, StepFails, Surveyor
 
 from aioenvs.errors import (
     ClosedError,
@@ -218,6 +218,14 @@ def test_training_off_policy() -> None:
         model = DQN("MlpPolicy", env, seed=0, device="cpu", learning_starts=20, buffer_size=500)
         before = weights(model).clone()
         assert not torch.equal(before, weights(model.learn(200)))
+
+
+def test_workers_do_without_torch() -> None:
+    with opened([Surveyor] * 2, num_processes=1) as env:
+        assert env.env_is_wrapped(Monitor) == [False, False]
+        env.reset()
+        env.step(np.zeros(2, np.int64))
+        assert env.env_method("imported", "torch", "tensordict", "stable_baselines3") == [[False] * 3] * 2
 
 
 def test_an_env_of_a_dict_trains() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-__all__ = ["Careless", "Chatty", "Informer", "Mixed", "StepFails"]
+__all__ = ["Careless", "Chatty", "Informer", "Mixed", "StepFails", "Surveyor"]
 
 
 class Informer(gym.Env[Any, Any]):
@@ -145,3 +146,10 @@ class StepFails(gym.Env[Any, Any]):
             raise ZeroDivisionError("action 1")
         self.steps += 1
         return self.steps, 1.0, False, False, {}
+
+
+class Surveyor(Informer):
+    """Says what is imported where it lives."""
+
+    def imported(self, *names: str) -> list[bool]:
+        return [name in sys.modules for name in names]

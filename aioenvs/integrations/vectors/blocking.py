@@ -52,7 +52,11 @@ class Vector:
 
     def begin(self, pending: Pending[Any]) -> None:
         """Set a command off, for `finish` to wait for."""
-        self.run(self.envs.set_off(pending))
+        try:
+            self.run(self.envs.set_off(pending))
+        except BaseException:
+            self.run(self.envs.abandon(pending))
+            raise
         self.pending = pending
 
     def finish(self, timeout: float | None = None) -> Any:
