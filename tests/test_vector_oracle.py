@@ -12,8 +12,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from gymnasium.wrappers import vector
-from vector_envs import Careless, Chatty, Informer, Mixed
+from space_envs import FIXED, LOOSE, EchoEnv, describe
+from vector_envs import Careless, Chatty, Informer, Mixed, Regular
 
 from aioenvs.integrations.gymnasium import AioVectorEnv
 
@@ -115,7 +117,7 @@ def compare_values(own: Any, peer: Any) -> None:
         assert own.keys() == peer.keys()
         for key in peer:
             compare_values(own[key], peer[key])
-    elif isinstance(peer, tuple):
+    elif isinstance(peer, tuple | list):
         for one, other in zip(own, peer, strict=True):
             compare_values(one, other)
     else:
@@ -160,9 +162,9 @@ def _no_complaints() -> Any:
 
 
 @contextlib.contextmanager
-def both(own: AioVectorEnv, peer: Any) -> Iterator[None]:
+def both(own: AioVectorEnv, peer: Any) -> Iterator[tuple[AioVectorEnv, Any]]:
     with contextlib.closing(own), contextlib.closing(peer):
-        yield
+        yield own, peer
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -263,3 +265,69 @@ def _untimed(infos: Any) -> Any:
         key: {k: v for k, v in value.items() if k not in ("t", "_t")} if isinstance(value, dict) else value
         for key, value in infos.items()
     }
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_commands(mode: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    makes = [functools.partial(Regular, number) for number in range(4)]
+    own = AioVectorEnv(makes, num_processes=2, autoreset_mode=mode)
+    peer = SyncVectorEnv(makes, autoreset_mode=mode)
+    with both(own, peer):
+        compare_step(own.reset(seed=1), peer.reset(seed=1))
+        over = np.zeros(4, np.bool_)
+        for _ in range(60):
+            command = rng.choice(["step", "step", "step", "step", "mask", "reset", "set", "call"])
+            mask = rng.random(4) < 0.5
+            if mode == "Disabled" and over.any():
+                command, mask = "mask", mask | over
+            if command == "step":
+                actions = rng.integers(0, 4, 4)
+                own.step_async(actions)
+                mine, theirs = own.step_wait(), peer.step(actions)
+                compare_step(mine, theirs)
+                over = mine[2] | mine[3]
+            elif command == "mask" and mask.any():
+                seeds = [int(rng.integers(99)) if rng.random() < 0.5 else None for _ in range(4)]
+                options = {"level": 3, "reset_mask": mask}
+                compare_step(
+                    own.reset(seed=seeds, options=dict(options)), peer.reset(seed=seeds, options=dict(options))
+                )
+                over &= ~mask
+            elif command == "reset":
+                compare_step(own.reset(seed=int(seed)), peer.reset(seed=int(seed)))
+                over[:] = False
+            elif command == "set":
+                values = rng.integers(0, 9, 4).tolist()
+                own.set_attr("level", values)
+                peer.set_attr("level", values)
+            else:
+                assert own.call("double", 3) == peer.call("double", 3)
+                assert own.get_attr("level") == peer.get_attr("level")
+
+
+@pytest.mark.parametrize("name", [*FIXED, *LOOSE])
+def test_every_space_goes_both_ways(name: str) -> None:
+    space = {**FIXED, **LOOSE}[name]()
+    space.seed(3)
+    makes = [functools.partial(EchoEnv, space, plain=True, length=3)] * 2
+    for host in ({"backend": "serial"}, {"num_processes": 2}):
+        with both(AioVectorEnv(makes, autoreset_mode="SameStep", **host), SyncVectorEnv(makes)) as (own, peer):
+            assert own.action_space == peer.action_space
+            assert own.observation_space == peer.observation_space
+            first = space.sample()
+            own.action_space.seed(1)
+            own.reset(options={"value": first})
+            for step in range(4):
+                actions = own.action_space.sample()
+                observations, *_, infos = own.step(actions)
+                if step == 2:
+                    compare_values(infos["final_obs"].tolist(), list(iterate(peer.action_space, actions)))
+                    actions = batch_of(space, [first, first])
+                compare_values(observations, actions)
+                assert describe(observations) == describe(actions)
+
+
+def batch_of(space: Any, values: list[Any]) -> Any:
+    return concatenate(space, values, create_empty_array(space, len(values)))

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-__all__ = ["Careless", "Chatty", "Informer", "Mixed", "StepFails", "Surveyor"]
+__all__ = ["Careless", "Chatty", "Informer", "Mixed", "Regular", "StepFails", "Surveyor"]
 
 
 class Informer(gym.Env[Any, Any]):
@@ -153,3 +153,11 @@ class Surveyor(Informer):
 
     def imported(self, *names: str) -> list[bool]:
         return [name in sys.modules for name in names]
+
+
+class Regular(Informer):
+    """Has infos of which Gymnasium makes the same."""
+
+    def step(self, action: Any) -> Any:
+        *outcome, info = super().step(action)
+        return (*outcome, {key: info[key] for key in ("count", "flag", "place", "word", "nested")})
