@@ -7,15 +7,15 @@ else is in an array of objects, as it is, with None for envs that do not have it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["batch_infos"]
 
-NUMBERS = (int, float, np.number)
+NUMBERS = frozenset((int, float))
 
 
 def batch_infos(infos: Mapping[int, Mapping[str, Any]], num_envs: int) -> dict[str, Any]:
@@ -25,45 +25,85 @@ def batch_infos(infos: Mapping[int, Mapping[str, Any]], num_envs: int) -> dict[s
     {'lives': array([3. , 0. , 2.5]), '_lives': array([ True, False,  True])}
     """
     found: dict[str, tuple[list[int], list[Any]]] = {}
-    for env, info in infos.items():
-        for key, value in info.items():
-            envs, values = found.setdefault(key, ([], []))
+    for env in sorted(infos):
+        for key, value in infos[env].items():
+            if key not in found:
+                found[key] = ([], [])
+            envs, values = found[key]
             envs.append(env)
             values.append(value)
     batched: dict[str, Any] = {}
     for key, (envs, values) in found.items():
+        places = slice(None) if len(envs) == num_envs else envs
         mask = np.zeros(num_envs, np.bool_)
-        mask[envs] = True
-        batched[key] = _batched(key, envs, values, num_envs)
+        mask[places] = True
+        batched[key] = _Batch(envs, places, values, num_envs).array(key)
         batched[f"_{key}"] = mask
     return batched
 
 
-def _batched(key: str, envs: Sequence[int], values: Sequence[Any], num_envs: int) -> Any:
-    if key == "final_obs":
-        return _objects(envs, values, num_envs)
-    first = type(values[0])
-    alike = all(type(value) is first for value in values)
-    if alike and first is bool:
-        return _filled(envs, values, num_envs, (), np.dtype(np.bool_))
-    if all(isinstance(value, dict) for value in values):
-        return batch_infos(dict(zip(envs, values, strict=True)), num_envs)
-    if all(isinstance(value, NUMBERS) and not isinstance(value, bool) for value in values):
-        return _numbers(envs, values, num_envs)
-    if all(isinstance(value, np.ndarray) and value.shape == values[0].shape for value in values):
-        return _arrays(envs, values, num_envs)
-    return _objects(envs, values, num_envs)
+class _Batch(NamedTuple):
+    """The values that some envs have under a key.
 
+    Attributes:
+        envs: Which, ascending.
+        places: What selects them in an array of all.
+        values: One for each.
+        num_envs: How many envs there are in all.
+    """
 
-def _numbers(envs: Sequence[int], values: Sequence[Any], num_envs: int) -> NDArray[Any]:
-    """Numbers in an array of the dtype that holds them all, if there is one."""
-    dtype = np.result_type(*{np.dtype(type(value)) for value in values})
-    try:
-        filled = _filled(envs, values, num_envs, (), dtype)
-    except OverflowError:
-        return _objects(envs, values, num_envs)
-    kept = all(_same(filled[env].item(), value) for env, value in zip(envs, values, strict=True))
-    return filled if kept else _objects(envs, values, num_envs)
+    envs: list[int]
+    places: slice | list[int]
+    values: list[Any]
+    num_envs: int
+
+    def array(self, key: str) -> Any:
+        """All of them in one array, or as a dict of such."""
+        types = set(map(type, self.values))
+        if key == "final_obs":
+            return self._objects()
+        if types == {bool}:
+            return self._filled((), np.dtype(np.bool_))
+        if all(kind in NUMBERS or issubclass(kind, np.number) for kind in types):
+            return self._numbers(types)
+        if all(issubclass(kind, dict) for kind in types):
+            return batch_infos(dict(zip(self.envs, self.values, strict=True)), self.num_envs)
+        if types == {np.ndarray} and len({value.shape for value in self.values}) == 1:
+            return self._arrays()
+        return self._objects()
+
+    def _numbers(self, types: set[type]) -> NDArray[Any]:
+        """Numbers in an array of the dtype that holds them all, if there is one."""
+        try:
+            filled = self._filled((), np.result_type(*map(np.dtype, types)))
+        except OverflowError:
+            return self._objects()
+        if len(types) == 1 or all(map(_same, filled[self.places].tolist(), self.values)):
+            return filled
+        return self._objects()
+
+    def _arrays(self) -> NDArray[Any]:
+        """Arrays of one shape in one of the dtype that holds them all, if there is one."""
+        dtypes = {value.dtype for value in self.values}
+        shape = self.values[0].shape
+        if len(dtypes) == 1:
+            return self._filled(shape, self.values[0].dtype)
+        if all(dtype.kind in "iuf" for dtype in dtypes):
+            common = np.result_type(*dtypes)
+            if all(np.can_cast(own, common, "safe") and _is_exact(own, common) for own in dtypes):
+                return self._filled(shape, common)
+        return self._objects()
+
+    def _filled(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        array = np.zeros((self.num_envs, *shape), dtype)
+        array[self.places] = self.values
+        return array
+
+    def _objects(self) -> NDArray[Any]:
+        array = np.full(self.num_envs, None, object)
+        for env, value in zip(self.envs, self.values, strict=True):
+            array[env] = value
+        return array
 
 
 def _same(kept: Any, value: Any) -> bool:
@@ -71,34 +111,6 @@ def _same(kept: Any, value: Any) -> bool:
     return bool(kept == exact) or exact != exact
 
 
-def _arrays(envs: Sequence[int], values: Sequence[NDArray[Any]], num_envs: int) -> NDArray[Any]:
-    """Arrays of one shape in one of the dtype that holds them all, if there is one."""
-    dtypes = {value.dtype for value in values}
-    if len(dtypes) == 1:
-        return _filled(envs, values, num_envs, values[0].shape, values[0].dtype)
-    if all(dtype.kind in "iuf" for dtype in dtypes):
-        dtype = np.result_type(*dtypes)
-        if all(np.can_cast(own, dtype, "safe") and _is_exact(own, dtype) for own in dtypes):
-            return _filled(envs, values, num_envs, values[0].shape, dtype)
-    return _objects(envs, values, num_envs)
-
-
 def _is_exact(own: np.dtype[Any], common: np.dtype[Any]) -> bool:
     """Whether all values of a dtype are values of a wider one; int64 counts as part of float64 for numpy alone."""
     return not (own.kind in "iu" and common.kind == "f" and own.itemsize >= common.itemsize)
-
-
-def _filled(
-    envs: Sequence[int], values: Sequence[Any], num_envs: int, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> NDArray[Any]:
-    array = np.zeros((num_envs, *shape), dtype)
-    for env, value in zip(envs, values, strict=True):
-        array[env] = value
-    return array
-
-
-def _objects(envs: Sequence[int], values: Sequence[Any], num_envs: int) -> NDArray[Any]:
-    array = np.full(num_envs, None, object)
-    for env, value in zip(envs, values, strict=True):
-        array[env] = value
-    return array
