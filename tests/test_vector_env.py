@@ -79,6 +79,18 @@ def test_torch_is_imported_nowhere() -> None:
     assert done.stdout.splitlines() == ["([False, False, True], [False, False, True]) False"] * 3
 
 
+OUTDATED = """
+import gymnasium.vector
+del gymnasium.vector.AutoresetMode
+import aioenvs.integrations.gymnasium
+"""
+
+
+def test_an_older_gymnasium_is_refused() -> None:
+    done = subprocess.run([sys.executable, "-c", OUTDATED], capture_output=True, text=True, timeout=50, check=False)
+    assert f"needs Gymnasium 1.1 or later, found {gym.__version__}" in done.stderr.splitlines()[-1]
+
+
 # -- how it is made -------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -169,9 +168,10 @@ class AsyncVector:
         if timeout is None or not self.pool.suspends:
             return await self.pool.close()
         closing = asyncio.ensure_future(self.pool.close())
-        await asyncio.wait([closing], timeout=timeout)
-        closing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        try:
+            await asyncio.wait([closing], timeout=timeout)
+        finally:
+            drop(closing)
             await outlast(closing)
 
     # -- commands ---------------------------------------------------------------------------------------

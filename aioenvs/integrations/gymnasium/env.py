@@ -1,45 +1,35 @@
-"""Gymnasium's vector environments on the engine of aioenvs, for code that is written for Gymnasium's own.
-
-    envs = gymnasium.vector.AsyncVectorEnv([make_env] * 32)      # or SyncVectorEnv
-    envs = aioenvs.integrations.gymnasium.AioVectorEnv([make_env] * 32)
-
-Neither this process nor a worker imports torch for it.
-"""
+"""Gymnasium's vector environments, on the engine."""
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
-from gymnasium.vector.utils import batch_differing_spaces, batch_space
 from numpy.typing import NDArray
 
 from aioenvs.batched.config import BatchConfig
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
-from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, SpecMismatchError
+from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError
+from aioenvs.integrations.gymnasium.arguments import seeds_of, split_options, start_method
 from aioenvs.integrations.vectors.blocking import Vector, one_each
 from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
 from aioenvs.integrations.vectors.infos import batch_infos
-from aioenvs.integrations.vectors.inside import ask, make_wrapped
-from aioenvs.registry import find_spec
+from aioenvs.integrations.vectors.inside import ask
 
 try:
     from gymnasium.vector import AutoresetMode
+    from gymnasium.vector.utils import batch_differing_spaces, batch_space
 except ImportError as error:
     raise ImportError(
         f"aioenvs.integrations.gymnasium needs Gymnasium 1.1 or later, found {gymnasium.__version__}"
     ) from error
 
-__all__ = ["AioVectorEnv", "PendingCallError", "VectorClosedError", "make_vec", "register", "vector_spec"]
+__all__ = ["AioVectorEnv", "PendingCallError", "VectorClosedError"]
 
 COMMANDS = ("reset", "step", "close")  # which have methods of their own
 
@@ -136,7 +126,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
             create_env_kwargs=None,
             num_processes=num_processes,
             backend=backend,
-            mp_start_method=_start_method(mp_start_method, context),
+            mp_start_method=start_method(mp_start_method, context),
             on_worker_death=on_worker_death,
             max_restarts=max_restarts,
             max_concurrency=None if max_concurrency is None else 1,
@@ -211,7 +201,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> None:
         """Begin a reset, for `reset_wait` to finish; args and errors are those of `reset`."""
         vector = self._free("reset_async")
-        seeds, (mask, options) = _seeds(seed, self.num_envs), _mask(options, self.num_envs)
+        seeds, (mask, options) = seeds_of(seed, self.num_envs), split_options(options, self.num_envs)
         envs = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
         arguments = {env: {"seed": seeds[env], "options": options} for env in envs}
         vector.begin(vector.envs.begin_reset(arguments, None if mask is None else envs))
@@ -384,142 +374,8 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         return vector
 
 
-def _start_method(method: str | None, context: str | None) -> str | None:
-    if None not in (method, context) and method != context:
-        raise TypeError(f"context={context!r} and mp_start_method={method!r} mean the same; give one of them")
-    return context if method is None else method
-
-
 def _differs(kind: str, env: int, expected: Any, found: Any, hint: str) -> SpecMismatchError:
     return SpecMismatchError(
         f"env {env} has another {kind} space than env 0: expected {expected!r}, found {found!r}; all envs of a batch "
         f"must have equal ones{hint}"
     )
-
-
-def _seeds(seed: Any, num_envs: int) -> list[int | None]:
-    """A seed for each env, or None."""
-    if seed is None:
-        return [None] * num_envs
-    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
-        return [_seed(int(seed) + env) for env in range(num_envs)]
-    if not isinstance(seed, Sequence | np.ndarray) or isinstance(seed, str | bytes):
-        raise TypeError(f"a seed must be an integer, a list with one for each env, or None, got {seed!r}")
-    if len(seed) != num_envs:
-        raise ValueError(f"expected {num_envs} seeds, one per env, found {len(seed)}: {seed!r}")
-    return [None if each is None else _seed(each) for each in seed]
-
-
-def _seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise TypeError(f"a seed must be an integer or None, got {seed!r}")
-    if seed < 0:
-        raise ValueError(f"a seed must not be negative, got {seed}")
-    return int(seed)
-
-
-def _mask(options: dict[str, Any] | None, num_envs: int) -> tuple[NDArray[np.bool_] | None, dict[str, Any] | None]:
-    """The mask of a partial reset, and the options without it; the caller's stay as they are."""
-    if options is None or "reset_mask" not in options:
-        return None, options
-    options = dict(options)
-    mask = options.pop("reset_mask")
-    what = f"options['reset_mask'] must be an array of bools with the shape ({num_envs},)"
-    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-        raise TypeError(f"{what}, got {mask!r}")
-    if mask.shape != (num_envs,):
-        raise ValueError(f"{what}, got the shape {mask.shape}")
-    if not mask.any():
-        raise ValueError(f"{what} and at least one True, got {mask!r}")
-    return mask, options
-
-
-# -- by id ----------------------------------------------------------------------------------------------
-
-
-class _Maker:
-    """What `gymnasium.make_vec` calls to make the envs of an id.
-
-    Args:
-        spec: Of one env.
-        wrappers: To put around each.
-        settings: For `AioVectorEnv`.
-    """
-
-    def __init__(self, spec: EnvSpec, wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any]) -> None:
-        self._spec = spec
-        self._wrappers = tuple(wrappers)
-        self._settings = dict(settings)
-
-    def __call__(self, num_envs: int = 1, **kwargs: Any) -> AioVectorEnv:
-        make = functools.partial(make_wrapped, self._spec, self._wrappers, **kwargs)
-        return AioVectorEnv(make, num_envs, **self._settings)
-
-
-def vector_spec(
-    id: str | EnvSpec,
-    *,
-    vector_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[Callable[[Any], Any]] = (),
-) -> EnvSpec:
-    """A spec with which `gymnasium.make_vec(spec, num_envs)` makes an `AioVectorEnv`.
-
-    Args:
-        id: Of the single env, or its spec.
-        vector_kwargs: Arguments of `AioVectorEnv`.
-        wrappers: What to put around each env, from the innermost to the outermost.
-
-    >>> envs = gymnasium.make_vec(vector_spec("CartPole-v1"), num_envs=2)
-    >>> envs
-    AioVectorEnv(CartPole-v1, num_envs=2)
-    >>> envs.close()
-    """
-    spec = find_spec(id) if isinstance(id, str) else id
-    maker: Any = _Maker(spec, wrappers, vector_kwargs or {})
-    return replace(copy.deepcopy(spec), vector_entry_point=maker, additional_wrappers=())
-
-
-def register(
-    id: str | EnvSpec,
-    *,
-    vector_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[Callable[[Any], Any]] = (),
-) -> str:
-    """Register an id, `aioenvs/` before the given one, which `gymnasium.make_vec` makes an `AioVectorEnv` of.
-
-    Args:
-        id: Of the single env, or its spec.
-        vector_kwargs: Arguments of `AioVectorEnv`.
-        wrappers: What to put around each env.
-
-    Returns:
-        The new id.
-    """
-    spec = vector_spec(id, vector_kwargs=vector_kwargs, wrappers=wrappers)
-    new = f"aioenvs/{spec.id.rpartition('/')[2]}"
-    gymnasium.registry[new] = replace(spec, id=new)
-    return new
-
-
-def make_vec(
-    id: str | EnvSpec,
-    num_envs: int = 1,
-    *,
-    vector_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[Callable[[Any], Any]] | None = None,
-    **kwargs: Any,
-) -> AioVectorEnv:
-    """Make an `AioVectorEnv` of an id, as `gymnasium.make_vec` makes its own.
-
-    Args:
-        id: Of the single env, or its spec.
-        num_envs: How many.
-        vector_kwargs: Arguments of `AioVectorEnv`.
-        wrappers: What to put around each env, from the innermost to the outermost.
-        **kwargs: Arguments of each env, for `gymnasium.make`.
-    """
-    spec = vector_spec(id, vector_kwargs=vector_kwargs, wrappers=wrappers or ())
-    envs: Any = gymnasium.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
-    if not isinstance(envs, AioVectorEnv):
-        raise AioEnvsError(f"gymnasium.make_vec made {envs!r} of the spec {spec!r}")
-    return envs
