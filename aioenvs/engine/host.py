@@ -233,8 +233,9 @@ class EnvHost:
             outcome.finished = len(finished)
             if self._loose or self._reports_infos:
                 for env, adapter in self.select(positions):
-                    regions = (NEXT, ROOT) if maybe_reset and env in finished else (NEXT,)
-                    self._hand_over(outcome, env, adapter, regions)
+                    over = maybe_reset and env in finished
+                    if self._loose or over or adapter.objects(NEXT):
+                        self._hand_over(outcome, env, adapter, (NEXT, ROOT) if over else (NEXT,))
             return outcome
 
         return Plan(lambda env, adapter: adapter.step(maybe_reset), finish)
