@@ -77,6 +77,36 @@ def test_hikers_walk_home_in_workers_as_by_hand() -> None:
     assert rest == ["first env, on the way after each step: 2 2 2 1 1 1 0", "the same by hand: True"]
 
 
+def returns_of(output: str) -> list[float]:
+    return [float(found) for found in re.findall(r"mean return (?:before|after)? *([0-9.]+)", output)]
+
+
+def test_ppo_in_a_file_learns() -> None:
+    returns = returns_of(run_example("cleanrl_ppo.py", "--num-envs", "4", "--total-timesteps", "20480"))
+    assert len(returns) == 10
+    assert returns[-1] > 3 * returns[0]
+
+
+def test_ppo_in_a_file_learns_the_same_on_either_runner() -> None:
+    arguments = ("--num-envs", "4", "--total-timesteps", "2048")
+    short = [run_example("cleanrl_ppo.py", "--runner", runner, *arguments) for runner in ("aio", "sync")]
+    assert returns_of(short[0]) == returns_of(short[1]) != []
+
+
+def test_ppo_of_sb3_learns() -> None:
+    arguments = ("--num-envs", "4", "--timesteps")
+    before, after = returns_of(run_example("sb3_ppo.py", "--runner", "dummy", *arguments, "8000"))
+    assert after > 3 * before
+
+
+def test_ppo_of_sb3_learns_the_same_on_either_runner() -> None:
+    arguments = ("--num-envs", "4", "--timesteps")
+    short = [run_example("sb3_ppo.py", "--runner", runner, *arguments, "1024") for runner in ("aio", "dummy")]
+    found = [re.findall("mean return .*", output) for output in short]
+    assert found[0] == found[1]
+    assert len(found[0]) == 2
+
+
 def test_coroutine_envs_await_at_the_same_time() -> None:
     output = run_example("coroutine_env.py", "--envs", "40", "--steps", "3", "--seconds", "0.2")
     found = re.search(r"steps/s: (\d+); ideal, .* took time: 200; one env after the other: 5$", output, re.MULTILINE)

@@ -155,6 +155,16 @@ def test_factories_that_do_not(factory: Any) -> None:
     assert not set(NAMES) & set(modules_to_preload([factory]))
 
 
+def test_what_stable_baselines_wraps_needs_that() -> None:
+    from stable_baselines3.common.monitor import Monitor
+
+    assert modules_to_preload([lambda: Monitor(gymnasium.make("CartPole-v1"))]) == (
+        "gymnasium",
+        "torch",
+        "stable_baselines3",
+    )
+
+
 def test_ids_need_gymnasium_only() -> None:
     assert modules_to_preload(["CartPole-v1"]) == ("gymnasium",)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aioenvs.batched.preload import modules_to_preload
+from aioenvs.engine.adapters import PLAIN_RULES, GymRules
 from aioenvs.engine.pool import Timeouts
 from aioenvs.registry import find_spec
 
@@ -44,6 +45,7 @@ class BatchConfig:
             coroutines; None for all.
         pin_memory: Whether the block is pinned; None where results go to a device that gains by it.
         non_blocking: Whether results are returned while they still cross to a device; False for when they are there.
+        rules: What is agreed about envs with Gymnasium's signatures.
     """
 
     factories: tuple[Any, ...]
@@ -61,6 +63,7 @@ class BatchConfig:
     max_concurrency: int | None = None
     pin_memory: bool | None = None
     non_blocking: bool | None = None
+    rules: GymRules = PLAIN_RULES
 
     @classmethod
     def of(
@@ -132,6 +135,7 @@ class BatchConfig:
             by_reference=self.use_buffers is False,
             on_disk=self.on_disk,
             max_concurrency=self.max_concurrency,
+            rules=self.rules,
             at_once=STARTS_PER_CORE * available_cores() if self.start_method == "spawn" else None,
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,13 +12,12 @@ import torch
 
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.config import BatchConfig
+from aioenvs.batched.hosts import make_pool
 from aioenvs.batched.scope import Running, Scope
 from aioenvs.batched.views import AsyncView, chosen_envs
 from aioenvs.device import Device, DeviceBackend, checked_device, require_device
 from aioenvs.engine.deadlines import outlast
-from aioenvs.engine.inline import InlinePool
 from aioenvs.engine.pool import Pool
-from aioenvs.engine.threads import ThreadPool
 from aioenvs.errors import AioEnvsError, ClosedError
 
 __all__ = ["AsyncBatchedEnv"]
@@ -138,7 +136,7 @@ class AsyncBatchedEnv(AsyncEnvs):
     async def _make_running(self) -> Running:
         if self._device is not None:
             require_device(self._device)
-        config, pool = self._config, self._make_pool()
+        config, pool = self._config, make_pool(self._config, yields=self._yields)
         pool.shares_loop = self._yields
         self._pool = pool
         self._former_threads = torch.get_num_threads() if config.num_threads is not None else None
@@ -161,33 +159,6 @@ class AsyncBatchedEnv(AsyncEnvs):
             await pool.close()
             self._ended()
             raise
-
-    def _make_pool(self) -> Pool:
-        config = self._config
-        if config.backend == "serial":
-            return InlinePool(
-                config.factories, config.kwargs, yields=self._yields, max_concurrency=config.max_concurrency
-            )
-        if config.backend == "thread":
-            return ThreadPool(
-                config.groups,
-                config.factories,
-                config.kwargs,
-                timeouts=config.timeouts,
-                max_concurrency=config.max_concurrency,
-            )
-        from aioenvs.engine.restarting import RestartingPool  # these need what Windows does not have
-        from aioenvs.engine.workers import WorkerPool
-
-        make = WorkerPool if config.max_restarts is None else partial(RestartingPool, max_restarts=config.max_restarts)
-        return make(
-            config.groups,
-            config.factories,
-            config.kwargs,
-            start_method=config.start_method,
-            timeouts=config.timeouts,
-            options=config.worker_options(),
-        )
 
     def _ended(self) -> None:
         """Undo what a start did here."""

@@ -13,7 +13,10 @@ import cloudpickle
 __all__ = ["modules_to_preload"]
 
 TORCH = ("torch", "tensordict", "aioenvs.envs.through")
-TORCH_PACKAGES = frozenset(("torch", "tensordict", "torchrl"))
+PRELOADED = {  # what comes with which package
+    **dict.fromkeys(("torch", "tensordict", "torchrl"), TORCH),
+    "stable_baselines3": ("torch", "stable_baselines3"),
+}
 PLAIN_PACKAGES = frozenset(("gymnasium", "numpy", "cloudpickle"))
 TORCH_MODULES = ("aioenvs.envs", "aioenvs.specs", "aioenvs.batched", "aioenvs.testing")
 
@@ -30,23 +33,28 @@ def modules_to_preload(factories: Iterable[Any]) -> tuple[str, ...]:
     modules: list[str] = []
     if "gymnasium" in sys.modules or any(not callable(factory) for factory in distinct):
         modules.append("gymnasium")
-    if any(_refers_to_torch(factory) for factory in distinct if callable(factory)):
-        modules.extend(TORCH)
+    for found in dict.fromkeys(_torch_behind(factory) for factory in distinct if callable(factory)):
+        modules.extend(module for module in found if module not in modules)
     return tuple(modules)
 
 
 class _FoundTorch(Exception):
-    pass
+    """A module that needs torch: what to preload for it."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        super().__init__(modules)
+        self.modules = modules
 
 
-def _refers_to_torch(factory: Any) -> bool:
+def _torch_behind(factory: Any) -> tuple[str, ...]:
+    """What to preload for a factory that refers to torch; nothing for another."""
     try:
         _Scout(io.BytesIO()).dump(factory)
-    except _FoundTorch:
-        return True
+    except _FoundTorch as found:
+        return found.modules
     except Exception:  # whoever pickles it in earnest says so
-        return False
-    return False
+        return ()
+    return ()
 
 
 class _Scout(cloudpickle.Pickler):  # type: ignore[misc]
@@ -61,21 +69,18 @@ class _Scout(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _examine(self, thing: Any) -> None:
         if isinstance(thing, ModuleType):
-            found = _is_torch(thing.__name__)
+            _refuse_torch(thing.__name__)
         else:
-            found = any(
-                _is_torch(base.__module__) for base in (thing if isinstance(thing, type) else type(thing)).__mro__
-            )
-        if found:
-            raise _FoundTorch
+            for base in (thing if isinstance(thing, type) else type(thing)).__mro__:
+                _refuse_torch(base.__module__)
         if isinstance(thing, FunctionType) and id(thing) not in self._seen and not _is_plain(thing.__module__):
             self._seen.add(id(thing))
             self._examine_names(_names(thing.__code__), thing.__globals__)
 
     def _examine_names(self, names: set[str], known: Mapping[str, Any]) -> None:
         """Look at what a function refers to, by its global names, or imports in its body."""
-        if any(map(_is_torch, names)):
-            raise _FoundTorch
+        for name in names:
+            _refuse_torch(name)
         for name in names:
             found = known.get(name, sys.modules.get(name))
             if isinstance(found, ModuleType):
@@ -101,5 +106,10 @@ def _is_plain(module: str | None) -> bool:
     return module is None or module.partition(".")[0] in PLAIN_PACKAGES
 
 
-def _is_torch(module: str) -> bool:
-    return module.partition(".")[0] in TORCH_PACKAGES or module.startswith(TORCH_MODULES)
+def _refuse_torch(module: str) -> None:
+    """Raise `_FoundTorch` for a module that needs torch."""
+    package = module.partition(".")[0]
+    if package in PRELOADED:
+        raise _FoundTorch(PRELOADED[package])
+    if module.startswith(TORCH_MODULES):
+        raise _FoundTorch(TORCH)

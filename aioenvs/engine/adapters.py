@@ -11,7 +11,9 @@ from aioenvs.engine.metadata import EnvMetadata
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import Generators
 
-__all__ = ["Attribute", "Call", "EnvAdapter", "Handling", "ResetArguments"]
+__all__ = ["INFO", "PLAIN_RULES", "Attribute", "Call", "EnvAdapter", "GymRules", "Handling", "ResetArguments"]
+
+INFO: Key = ()  # where an info is among the objects of a region; no value of a space has that place
 
 
 class ResetArguments(NamedTuple):
@@ -32,7 +34,8 @@ class Call(NamedTuple):
     """Something that is asked of an env beyond the commands.
 
     Attributes:
-        kind: "call" a method, "get" or "set" an attribute, take the "state_dict" or "load_state_dict".
+        kind: "call" a method, "get" or "set" an attribute, take the "state_dict" or "load_state_dict", or "apply" to
+            the env, where it has Gymnasium's signatures, the function that is the first of `args`.
         name: Of the method or attribute.
         args: For the method; or the one value to set or load.
         kwargs: For the method.
@@ -58,6 +61,24 @@ class Attribute(NamedTuple):
     error: Exception | None = None
 
 
+class GymRules(NamedTuple):
+    """What is agreed about envs with Gymnasium's signatures.
+
+    Attributes:
+        reward: The dtype of their rewards.
+        reports_infos: Whether their infos, where they are not empty, are among the objects that travel, at `INFO`.
+        resets_next: Whether the step after the last one of an episode ignores its input and begins the next episode:
+            its outcome is then the observation of the reset, no reward, and no end.
+    """
+
+    reward: str = "<f4"
+    reports_infos: bool = False
+    resets_next: bool = False
+
+
+PLAIN_RULES = GymRules()
+
+
 class Handling(NamedTuple):
     """How envs are driven by what hosts them.
 
@@ -66,12 +87,14 @@ class Handling(NamedTuple):
         keeps_grad: Whether gradients may flow through these; else they run under no_grad.
         generators: What becomes of the process's random generators when an env is seeded.
         answer: Makes of what an env answered to a call something that is the caller's own.
+        rules: What is agreed about those with Gymnasium's signatures.
     """
 
     by_reference: bool = False
     keeps_grad: bool = False
     generators: Generators = Generators.EXCHANGED
     answer: Callable[[Any], Any] = copied
+    rules: GymRules = PLAIN_RULES
 
 
 class EnvAdapter(Protocol):

@@ -78,9 +78,9 @@ class AnsweringPool(Pool):
 
     async def ready(self, lease: Lease) -> Lease:
         selection = lease.selection
-        await self._within(self._drain(selection.envs), lease)
+        await self.within(self._drain(selection.envs), lease)
         if self.fenced:
-            await self._within(self.passed(self._in_use(selection.envs)), lease)
+            await self.within(self.passed(self._in_use(selection.envs)), lease)
         if self.slots.closed:
             raise closed_meanwhile(selection.envs)
         broken = self.slots.broken(selection.envs)
@@ -159,8 +159,8 @@ class AnsweringPool(Pool):
     async def _replies(self, asked: Sequence[asyncio.Future[Any]], lease: Lease, opcode: Opcode) -> Sequence[Any]:
         """The replies to a command, in time."""
         if len(asked) == 1:
-            return [await self._within(asked[0], lease)]
-        answers: Sequence[Any] = await self._within(asyncio.gather(*asked), lease)
+            return [await self.within(asked[0], lease)]
+        answers: Sequence[Any] = await self.within(asyncio.gather(*asked), lease)
         return answers
 
     @abstractmethod

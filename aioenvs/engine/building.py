@@ -62,5 +62,5 @@ def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:
             )
         return PettingZooAdapter(env, env_index, generators=handling.generators)
     if has_coroutines(env):
-        return CoroutineAdapter(env, env_index)
-    return GymAdapter(env, env_index, generators=handling.generators)
+        return CoroutineAdapter(env, env_index, rules=handling.rules)
+    return GymAdapter(env, env_index, generators=handling.generators, rules=handling.rules)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from aioenvs.engine.adapters import Attribute, Call, ResetArguments
+from aioenvs.engine.adapters import PLAIN_RULES, Attribute, Call, GymRules, ResetArguments
 from aioenvs.engine.copying import received
 from aioenvs.engine.gym_adapter import METHODS, GymRows
+from aioenvs.engine.metadata import NEXT, ROOT
 from aioenvs.errors import SpecMismatchError
 
 __all__ = ["CoroutineAdapter", "has_coroutines", "refuse_coroutines"]
@@ -24,19 +25,23 @@ class CoroutineAdapter(GymRows):
     Args:
         env: The env.
         env_index: Its index.
+        rules: What is agreed about it.
     """
 
-    def __init__(self, env: Any, env_index: int) -> None:
-        super().__init__(env, env_index)
+    def __init__(self, env: Any, env_index: int, *, rules: GymRules = PLAIN_RULES) -> None:
+        super().__init__(env, env_index, rules=rules)
         self.metadata = replace(self.metadata, has_coroutines=True)
 
     async def reset(self, arguments: ResetArguments) -> None:
         await self._begin(received(dict(arguments.kwargs)))
 
-    async def _begin(self, kwargs: Mapping[str, Any]) -> None:
-        self._after_reset(await _outcome(self.env.reset(**self._before_reset(kwargs))))
+    async def _begin(self, kwargs: Mapping[str, Any], region: str = ROOT) -> None:
+        self._after_reset(await _outcome(self.env.reset(**self._before_reset(kwargs))), region)
 
     async def step(self, maybe_reset: bool) -> bool:
+        if self._resets_now:
+            await self._begin({}, NEXT)
+            return False
         result = self.env.step(self._before_step())
         if inspect.isawaitable(result):
             result = await result

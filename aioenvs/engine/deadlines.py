@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from numbers import Real
 from typing import Any, NamedTuple
 
-__all__ = ["Deadline", "check_seconds", "done_within", "drop", "outlast"]
+__all__ = ["TURNS", "Deadline", "check_seconds", "done_within", "drop", "outlast"]
 
 TURNS = 10  # of the loop, in which what came while it did not run gets to whoever waits for it
 

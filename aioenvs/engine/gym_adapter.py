@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aioenvs.engine.adapters import Attribute, Call, ResetArguments
-from aioenvs.engine.copying import received
+from aioenvs.engine.adapters import INFO, PLAIN_RULES, Attribute, Call, GymRules, ResetArguments
+from aioenvs.engine.copying import received, received_dict
 from aioenvs.engine.layout import Arrays, Key, Leaf
 from aioenvs.engine.metadata import (
     IN_NEXT,
@@ -31,8 +31,6 @@ from aioenvs.engine.streams import Generators, TrialStreams
 from aioenvs.errors import ResetNeededError, SpecMismatchError
 
 __all__ = ["DONE_KEYS", "METHODS", "REWARD_KEY", "GymAdapter", "GymRows", "refuse_generators"]
-
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 ACTION: Key = ("action",)
 REWARD_KEY: Key = ("reward",)
@@ -64,23 +62,35 @@ class GymRows:
         generators: What becomes of the process's random generators, besides the one that Gymnasium gives it, when it is
             seeded.
         who: What it is called in messages; None for "env" and its index.
+        rules: What is agreed about it.
     """
 
     def __init__(
-        self, env: Any, env_index: int, *, generators: Generators = Generators.LEFT, who: str | None = None
+        self,
+        env: Any,
+        env_index: int,
+        *,
+        generators: Generators = Generators.LEFT,
+        who: str | None = None,
+        rules: GymRules = PLAIN_RULES,
     ) -> None:
         self.env = env
         self._trial = TrialStreams(use=generators)
         self._streams = self._trial.settled()
         self._who = f"env {env_index}" if who is None else who
+        self._rules = rules
+        self._reports_infos, self._resets_next = rules.reports_infos, rules.resets_next
+        self._reward_type = np.dtype(rules.reward)
+        self._reward_max = float(np.finfo(self._reward_type).max)
         self.metadata = self._described()
         self._seed: int | None = None
         self._in_episode = False
+        self._resets_now = False  # in place of the next step
         self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
 
     def _described(self) -> EnvMetadata:
         """What the env says of itself."""
-        return _describe(self.env, self._who)
+        return _describe(self.env, self._who, self._rules.reward)
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._row = row
@@ -109,7 +119,7 @@ class GymRows:
 
     def _before_reset(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """What the env's own reset gets."""
-        self._in_episode = False
+        self._in_episode = self._resets_now = False
         if self._seed is not None and "seed" not in kwargs:
             kwargs = {**kwargs, "seed": self._seed}
         if kwargs.get("seed") is not None:
@@ -117,12 +127,23 @@ class GymRows:
             self._streams = self._trial.settled()
         return kwargs
 
-    def _after_reset(self, result: Any) -> None:
-        """Take what the env's own reset returned."""
+    def _after_reset(self, result: Any, region: str = ROOT) -> None:
+        """Take what the env's own reset returned, into the region of resets, or in place of a step's outcome."""
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._bad_result("reset must return (observation, info)", result)
-        self._write_root(result[0])
-        self._where[self._row] = self._in_root
+        observation, info = result
+        if region == ROOT:
+            self._write_root(observation)
+            self._where[self._row] = self._in_root
+        else:
+            self._write_next(observation)
+            for array in (self._reward, self._done, self._terminated, self._truncated):
+                array[self._row] = 0
+            if self._is_whole:
+                self._write_root(observation)
+            self._where[self._row] = self._in_next
+        if self._reports_infos:
+            self._note(region, info)
         self._seed = None
         self._in_episode = True
 
@@ -137,10 +158,12 @@ class GymRows:
         """Take what the env's own step returned; True at the end of the episode."""
         if not isinstance(result, tuple) or len(result) != 5:
             raise self._bad_result("step must return (observation, reward, terminated, truncated, info)", result)
-        observation, reward, terminated, truncated, _ = result
+        observation, reward, terminated, truncated, info = result
         row = self._row
         self._write_next(observation)
-        self._reward[row] = reward if type(reward) is float and abs(reward) <= FLOAT32_MAX else self._scalar(reward)
+        self._reward[row] = (
+            reward if type(reward) is float and abs(reward) <= self._reward_max else self._scalar(reward)
+        )
         if type(terminated) is not bool:
             terminated = self._flag("terminated", terminated)
         if type(truncated) is not bool:
@@ -151,8 +174,20 @@ class GymRows:
         if self._is_whole and not done:
             self._write_root(observation)  # where no step writes the flags, which are those of a reset
         self._where[row] = self._in_next
+        if self._reports_infos:
+            self._note(NEXT, info)
         self._in_episode = True
+        self._resets_now = done and self._resets_next
         return done
+
+    def _note(self, region: str, info: Any) -> None:
+        """Keep an info, if there is anything in it, until the outcome goes out."""
+        if not isinstance(info, dict):
+            raise SpecMismatchError(f"{self._who}: expected a dict as info, found {info!r}")
+        if info:
+            self._objects[region][INFO] = received_dict(info)  # the env may reuse it
+        else:
+            self._objects[region].pop(INFO, None)
 
     def _bad_result(self, expected: str, result: Any) -> SpecMismatchError:
         hint = ""
@@ -167,13 +202,16 @@ class GymRows:
         raise SpecMismatchError(f"{self._who}: expected a bool as {name}, found {value!r}")
 
     def _scalar(self, reward: Any, name: str = "reward") -> float:
-        """A reward of any numeric type as a float, if float32 can hold it; NaN and infinity are the env's to give."""
+        """A reward of any numeric type as a float, if there is room for it; NaN and infinity are the env's to give."""
+        fitting = f"a number that {self._reward_type} can hold"
         try:
             value = float(reward.item() if isinstance(reward, np.ndarray) else reward)
         except (TypeError, ValueError) as error:
             raise self._bad_reward("a number", name, reward) from error
-        if abs(value) > FLOAT32_MAX and not math.isinf(value):
-            raise self._bad_reward("a number that float32 can hold", name, reward)
+        except OverflowError as error:
+            raise self._bad_reward(fitting, name, reward) from error
+        if abs(value) > self._reward_max and not math.isinf(value):
+            raise self._bad_reward(fitting, name, reward)
         return value
 
     def _bad_reward(self, expected: str, name: str, reward: Any) -> SpecMismatchError:
@@ -188,6 +226,8 @@ class GymRows:
     def _find(self, call: Call) -> tuple[str, Any]:
         """What a call is about, beyond setting: its kind, and the method or the value of the attribute."""
         kind, name = call.kind, call.name
+        if kind == "apply":
+            return "call", self._apply
         if kind in ("state_dict", "load_state_dict"):
             if not hasattr(self.env, kind):
                 return "call", _keep_nothing  # as a plain Gymnasium env does
@@ -195,6 +235,9 @@ class GymRows:
         return kind, self.env.get_wrapper_attr(name) if hasattr(self.env, "get_wrapper_attr") else getattr(
             self.env, name
         )
+
+    def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(self.env, *args, **kwargs)
 
     def _set(self, name: str, value: Any) -> Any:
         """Set an attribute."""
@@ -209,13 +252,16 @@ class GymAdapter(GymRows):
     def reset(self, arguments: ResetArguments) -> None:
         self._begin(received(dict(arguments.kwargs)))
 
-    def _begin(self, kwargs: Mapping[str, Any]) -> None:
+    def _begin(self, kwargs: Mapping[str, Any], region: str = ROOT) -> None:
         kwargs = self._before_reset(kwargs)
         self._after_reset(
-            self.env.reset(**kwargs) if self._streams is None else self._streams.run(self.env.reset, **kwargs)
+            self.env.reset(**kwargs) if self._streams is None else self._streams.run(self.env.reset, **kwargs), region
         )
 
     def step(self, maybe_reset: bool) -> bool:
+        if self._resets_now:
+            self._begin({}, NEXT)
+            return False
         action = self._before_step()
         if self._streams is None:
             result = self.env.step(action)
@@ -265,7 +311,7 @@ def refuse_generators(env: Any, who: str) -> None:
             )
 
 
-def _describe(env: Any, who: str) -> EnvMetadata:
+def _describe(env: Any, who: str, reward: str) -> EnvMetadata:
     refuse_generators(env, who)
     name = str(env)
     for attribute in ("observation_space", "action_space"):
@@ -274,7 +320,7 @@ def _describe(env: Any, who: str) -> EnvMetadata:
             raise SpecMismatchError(f"{who} ({name}) must have a Gymnasium space as its {attribute}, found {space!r}")
     observation = flatten(env.observation_space, observation_key(env.observation_space))
     action = flatten(env.action_space, ACTION)
-    outcome = [Leaf(REWARD_KEY, "<f4", (1,)), *(Leaf(key, "|b1", (1,)) for key in DONE_KEYS)]
+    outcome = [Leaf(REWARD_KEY, reward, (1,)), *(Leaf(key, "|b1", (1,)) for key in DONE_KEYS)]
     _refuse_collisions(who, observation, [leaf.key for leaf in outcome])
     fixed = tuple(leaf.leaf for leaf in observation if leaf.leaf is not None)
     loose = dict.fromkeys(leaf.key for leaf in observation if leaf.leaf is None)

@@ -146,6 +146,7 @@ class EnvHost:
         self._envs: list[tuple[int, EnvAdapter]] = []
         self._loose = False
         self._turns: list[_Turns] = []
+        self._reports_infos = self._handling.rules.reports_infos
 
     def build(self, env: int, factory: Any, kwargs: Mapping[str, Any]) -> None:
         """Make the env with this index; whatever the factory raises comes out."""
@@ -210,9 +211,9 @@ class EnvHost:
         nothing = ResetArguments()
 
         def finish(outcome: Outcome, _: dict[int, Any]) -> Outcome:
-            if self._loose:
+            if self._loose or self._reports_infos:
                 for env, adapter in self.select(positions):
-                    outcome.objects[env] = {ROOT: dict(adapter.objects(ROOT))}
+                    self._hand_over(outcome, env, adapter, (ROOT,))
             return outcome
 
         return Plan(lambda env, adapter: adapter.reset(arguments.get(env, nothing)), finish)
@@ -253,13 +254,20 @@ class EnvHost:
 
         def finish(outcome: Outcome, finished: dict[int, bool]) -> Outcome:
             outcome.finished = len(finished)
-            if self._loose:
+            if self._loose or self._reports_infos:
                 for env, adapter in self.select(positions):
-                    regions = (NEXT, ROOT) if maybe_reset and env in finished else (NEXT,)
-                    outcome.objects[env] = {region: dict(adapter.objects(region)) for region in regions}
+                    over = maybe_reset and env in finished
+                    if self._loose or over or adapter.objects(NEXT):
+                        self._hand_over(outcome, env, adapter, (NEXT, ROOT) if over else (NEXT,))
             return outcome
 
         return Plan(lambda env, adapter: adapter.step(maybe_reset), finish)
+
+    def _hand_over(self, outcome: Outcome, env: int, adapter: EnvAdapter, regions: Iterable[str]) -> None:
+        """Put into the outcome what of an env's has no fixed shape; an info is there only if it is not empty."""
+        objects = {region: dict(adapter.objects(region)) for region in regions}
+        if self._loose or any(objects.values()):
+            outcome.objects[env] = objects
 
     def close(self) -> None:
         """Close all envs; what they raise goes to stderr, since nobody is there to catch it."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from aioenvs.engine.adapters import Call, Handling, ResetArguments
+from aioenvs.engine.adapters import PLAIN_RULES, Call, GymRules, Handling, ResetArguments
 from aioenvs.engine.concurrency import ConcurrentHost
 from aioenvs.engine.copying import received
 from aioenvs.engine.deadlines import check_seconds, outlast
@@ -37,6 +37,7 @@ class InlinePool(Pool):
         yields: Whether each command lets other tasks, timeouts and interrupts have their turn first; else its
             coroutines never suspend, unless envs have coroutines, which then ask for a loop (`aioenvs.engine.portal`).
         max_concurrency: How many envs may be inside a reset or step at once, if they have coroutines; None for all.
+        rules: What is agreed about envs with Gymnasium's signatures.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class InlinePool(Pool):
         *,
         yields: bool,
         max_concurrency: int | None = None,
+        rules: GymRules = PLAIN_RULES,
     ) -> None:
         super().__init__([range(len(factories))])
         self.suspends = self.shares_loop = self._yields = yields
         self._factories = factories
         self._kwargs = kwargs
-        handling = Handling(by_reference=True, keeps_grad=True, generators=here(), answer=OWN)
+        handling = Handling(by_reference=True, keeps_grad=True, generators=here(), answer=OWN, rules=rules)
         self._host = EnvHost((SystemExit, KeyboardInterrupt), handling)
         self._max_concurrency = max_concurrency
         self._concurrent: ConcurrentHost | None = None
@@ -155,7 +157,7 @@ class InlinePool(Pool):
         if self._concurrent is None:
             outcome = self._host.execute(opcode, positions, values)
         else:
-            outcome = await self._within(self._concurrent.execute(opcode, positions, values), lease)
+            outcome = await self.within(self._concurrent.execute(opcode, positions, values), lease)
             if self.slots.closed:
                 raise ClosedError(f"{describe_envs(selection.indices)} were closed while {command} was pending")
         return outcome.located(command)
@@ -164,13 +166,13 @@ class InlinePool(Pool):
         assert self._concurrent is not None
         return self._concurrent.at_work & envs
 
-    async def _within(self, awaitable: Any, lease: Lease) -> Any:
+    async def within(self, awaitable: Any, lease: Lease) -> Any:
         """As for other pools, but envs that are late have ended, too: no other request finds them at work."""
         if lease.deadline is None:
             return await awaitable
         task = asyncio.ensure_future(awaitable)
         try:
-            return await super()._within(task, lease)
+            return await super().within(task, lease)
         finally:
             await outlast(task)
 

@@ -17,7 +17,7 @@ from aioenvs.engine.agents import (
     Member,
     describe,
 )
-from aioenvs.engine.gym_adapter import FLOAT32_MAX, GymAdapter, refuse_generators
+from aioenvs.engine.gym_adapter import GymAdapter, refuse_generators
 from aioenvs.engine.layout import Arrays, Key
 from aioenvs.engine.metadata import (
     IN_NEXT,
@@ -122,7 +122,7 @@ class PettingZooAdapter(GymAdapter):
 
     # Resets and steps
 
-    def _after_reset(self, result: Any) -> None:
+    def _after_reset(self, result: Any, region: str = ROOT) -> None:
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._bad_result("reset must return (observations, infos)", result)
         observations, infos = self._by_agent(result, ("observations", "infos"))
@@ -171,7 +171,7 @@ class PettingZooAdapter(GymAdapter):
                     f"step, found none in {' and '.join(missing)}"
                 )
         reward = rewards.get(name, 0.0)
-        if type(reward) is not float or abs(reward) > FLOAT32_MAX:
+        if type(reward) is not float or abs(reward) > self._reward_max:
             reward = self._scalar(reward, f"reward of agent {name!r}")
         terminated, truncated = terminations.get(name, False), truncations.get(name, False)
         if type(terminated) is not bool:

@@ -290,11 +290,11 @@ class Pool(ABC):
             return Deadline.after(timeout, "timeout")
         return None if self._timeouts.step is None else Deadline.after(self._timeouts.step, "step_timeout")
 
-    async def _within(self, awaitable: Any, lease: Lease) -> Any:
-        """Wait for something until the deadline of a lease.
+    async def within(self, awaitable: Any, lease: Lease) -> Any:
+        """Wait for what comes of a lease until its deadline.
 
         Raises:
-            WorkerTimeoutError: If it takes longer.
+            WorkerTimeoutError: If it takes longer, and workers that are late are not replaced.
         """
         if lease.deadline is None:
             return await awaitable

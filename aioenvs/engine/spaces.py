@@ -22,6 +22,7 @@ __all__ = [
     "Numbers",
     "Objects",
     "SpaceLeaf",
+    "children",
     "conform",
     "flatten",
     "integer_range",
@@ -104,9 +105,9 @@ def observation_key(space: Any) -> Key:
 
 def flatten(space: Any, key: Key) -> list[SpaceLeaf]:
     """Name the leaves of a space that stands at `key`."""
-    children = _children(space)
-    if children is not None:
-        return [leaf for name, child in children for leaf in flatten(child, (*key, str(name)))]
+    members = children(space)
+    if members is not None:
+        return [leaf for name, child in members for leaf in flatten(child, (*key, str(name)))]
     if _kind(space) not in FIXED:
         return [SpaceLeaf(key, space, None)]
     dtype = np.dtype(space.dtype).newbyteorder("=")
@@ -115,7 +116,8 @@ def flatten(space: Any, key: Key) -> list[SpaceLeaf]:
     return [SpaceLeaf(key, space, Leaf(key, dtype.str, tuple(space.shape)))]
 
 
-def _children(space: Any) -> list[tuple[Any, Any]] | None:
+def children(space: Any) -> list[tuple[Any, Any]] | None:
+    """The members of a Dict by key, or of a Tuple by number; None for any other space."""
     kind = _kind(space)
     if kind == "Dict":
         return list(space.spaces.items())
@@ -171,9 +173,9 @@ def writer(space: Any, key: Key, arrays: Arrays, objects: Objects, row: int, who
     Raises:
         SpecMismatchError: From that function, if a value has the wrong keys, length, shape or dtype.
     """
-    children = _children(space)
-    if children is not None:
-        parts = [(name, writer(child, (*key, str(name)), arrays, objects, row, who)) for name, child in children]
+    members = children(space)
+    if members is not None:
+        parts = [(name, writer(child, (*key, str(name)), arrays, objects, row, who)) for name, child in members]
         return _container_writer(key, who, parts)
     array = arrays.get(key)
     if array is None:
@@ -274,9 +276,9 @@ def _prefix(who: str) -> str:
 
 def reader(space: Any, key: Key, arrays: Arrays, objects: Objects, row: int) -> Reader:
     """A function that returns the value last stored for this env, as the space's own `sample` would."""
-    children = _children(space)
-    if children is not None:
-        parts = [(name, reader(child, (*key, str(name)), arrays, objects, row)) for name, child in children]
+    members = children(space)
+    if members is not None:
+        parts = [(name, reader(child, (*key, str(name)), arrays, objects, row)) for name, child in members]
         if _kind(space) == "Tuple":
             return lambda: tuple(read() for _, read in parts)
         return lambda: {name: read() for name, read in parts}

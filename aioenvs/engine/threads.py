@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from aioenvs.engine.adapters import Handling
+from aioenvs.engine.adapters import PLAIN_RULES, GymRules, Handling
 from aioenvs.engine.answering import AnsweringPool, all_or_none
 from aioenvs.engine.concurrency import Batch, ConcurrentHost
 from aioenvs.engine.copying import received
@@ -84,6 +84,7 @@ class HostThread:
         kwargs: Keyword arguments for each factory.
         mailbox: Where answers go.
         max_concurrency: How many may be inside a reset or step at once, if they have coroutines; None for all.
+        rules: What is agreed about envs with Gymnasium's signatures.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class HostThread:
         kwargs: Sequence[Mapping[str, Any]],
         mailbox: Mailbox,
         max_concurrency: int | None = None,
+        rules: GymRules = PLAIN_RULES,
     ) -> None:
         self.envs = envs
         self.building = envs[0]
@@ -100,7 +102,7 @@ class HostThread:
         self._factories = factories
         self._kwargs = kwargs
         self._mailbox = mailbox
-        self._host = EnvHost((), Handling(generators=Generators.LEFT))
+        self._host = EnvHost((), Handling(generators=Generators.LEFT, rules=rules))
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._pending: set[asyncio.Future[Any]] = set()
@@ -260,6 +262,7 @@ class ThreadPool(AnsweringPool):
         timeouts: How long things may take.
         max_concurrency: How many envs of a thread may be inside a reset or step at once, if they have coroutines; None
             for all.
+        rules: What is agreed about envs with Gymnasium's signatures.
     """
 
     def __init__(
@@ -270,9 +273,11 @@ class ThreadPool(AnsweringPool):
         *,
         timeouts: Timeouts,
         max_concurrency: int | None = None,
+        rules: GymRules = PLAIN_RULES,
     ) -> None:
         super().__init__(groups, timeouts)
         self._max_concurrency = max_concurrency
+        self._rules = rules
         self._factories = factories
         self._kwargs = kwargs
         self._threads: list[HostThread] = []
@@ -284,7 +289,8 @@ class ThreadPool(AnsweringPool):
         self._hurried = asyncio.get_running_loop().create_future()
         mailbox = Mailbox(self._deliver)
         self._threads = [
-            HostThread(group, self._factories, self._kwargs, mailbox, self._max_concurrency) for group in self.groups
+            HostThread(group, self._factories, self._kwargs, mailbox, self._max_concurrency, self._rules)
+            for group in self.groups
         ]
         found = await all_or_none(self._start_thread(thread) for thread in self._threads)
         buffer = self._lay_out([description for own in found for description in own], own_memory)

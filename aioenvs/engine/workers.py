@@ -15,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 
+from aioenvs.engine.adapters import PLAIN_RULES, GymRules
 from aioenvs.engine.answering import AnsweringPool, all_or_none
 from aioenvs.engine.channel import Channel
 from aioenvs.engine.failure import Failure, factory_error, rebuild
@@ -54,6 +55,7 @@ class WorkerOptions:
         at_once: How many processes may be starting at the same time; None for all.
         max_concurrency: How many envs of a process may be inside a reset or step at once, if they have coroutines; None
             for all.
+        rules: What is agreed about envs with Gymnasium's signatures.
     """
 
     preload: tuple[str, ...] = ()
@@ -62,6 +64,7 @@ class WorkerOptions:
     on_disk: bool = False
     at_once: int | None = None
     max_concurrency: int | None = None
+    rules: GymRules = PLAIN_RULES
 
 
 class WorkerPool(AnsweringPool):
@@ -139,6 +142,7 @@ class WorkerPool(AnsweringPool):
             num_threads=options.num_threads,
             by_reference=options.by_reference,
             max_concurrency=options.max_concurrency,
+            rules=options.rules,
         )
 
     def _make_launcher(self) -> Launcher:

@@ -1,0 +1,50 @@
+"""What hosts the envs of a batch: the pool that a config asks for. Free of torch."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from aioenvs.batched.config import BatchConfig
+from aioenvs.engine.inline import InlinePool
+from aioenvs.engine.pool import Pool
+from aioenvs.engine.threads import ThreadPool
+
+__all__ = ["make_pool"]
+
+
+def make_pool(config: BatchConfig, *, yields: bool) -> Pool:
+    """The pool, which is not started.
+
+    Args:
+        config: What was asked for.
+        yields: Whether commands to envs in this process let other tasks run, even if there is nothing to wait for.
+    """
+    if config.backend == "serial":
+        return InlinePool(
+            config.factories,
+            config.kwargs,
+            yields=yields,
+            max_concurrency=config.max_concurrency,
+            rules=config.rules,
+        )
+    if config.backend == "thread":
+        return ThreadPool(
+            config.groups,
+            config.factories,
+            config.kwargs,
+            timeouts=config.timeouts,
+            max_concurrency=config.max_concurrency,
+            rules=config.rules,
+        )
+    from aioenvs.engine.restarting import RestartingPool  # these need what Windows does not have
+    from aioenvs.engine.workers import WorkerPool
+
+    make = WorkerPool if config.max_restarts is None else partial(RestartingPool, max_restarts=config.max_restarts)
+    return make(
+        config.groups,
+        config.factories,
+        config.kwargs,
+        start_method=config.start_method,
+        timeouts=config.timeouts,
+        options=config.worker_options(),
+    )

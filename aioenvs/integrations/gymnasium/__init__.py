@@ -1,0 +1,12 @@
+"""Gymnasium's vector environments on the engine of aioenvs, for code that is written for Gymnasium's own.
+
+    envs = gymnasium.vector.AsyncVectorEnv([make_env] * 32)      # or SyncVectorEnv
+    envs = aioenvs.integrations.gymnasium.AioVectorEnv([make_env] * 32)
+
+Neither this process nor a worker imports torch for it.
+"""
+
+from aioenvs.integrations.gymnasium.env import AioVectorEnv, PendingCallError, VectorClosedError
+from aioenvs.integrations.gymnasium.making import make_vec, register, vector_spec
+
+__all__ = ["AioVectorEnv", "PendingCallError", "VectorClosedError", "make_vec", "register", "vector_spec"]

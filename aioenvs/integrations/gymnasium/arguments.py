@@ -1,0 +1,75 @@
+"""Arguments of `AioVectorEnv`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["seeds_of", "split_options", "start_method"]
+
+
+def start_method(method: str | None, context: str | None) -> str | None:
+    """The one start method that goes by two names.
+
+    Raises:
+        TypeError: If they are not the same.
+    """
+    if None not in (method, context) and method != context:
+        raise TypeError(f"context={context!r} and mp_start_method={method!r} mean the same; give one of them")
+    return context if method is None else method
+
+
+def seeds_of(seed: Any, num_envs: int) -> list[int | None]:
+    """A seed for each env, or None.
+
+    Args:
+        seed: That of the first env, from which the others follow by ones; or one for each; or None.
+        num_envs: How many envs there are.
+
+    Raises:
+        TypeError: If a seed is no integer.
+        ValueError: If it is negative, or there is not one for each env.
+    """
+    if seed is None:
+        return [None] * num_envs
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+        return [_seed(int(seed) + env) for env in range(num_envs)]
+    if not isinstance(seed, Sequence | np.ndarray) or isinstance(seed, str | bytes):
+        raise TypeError(f"a seed must be an integer, a list with one for each env, or None, got {seed!r}")
+    if len(seed) != num_envs:
+        raise ValueError(f"expected {num_envs} seeds, one per env, found {len(seed)}: {seed!r}")
+    return [None if each is None else _seed(each) for each in seed]
+
+
+def _seed(seed: Any) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise TypeError(f"a seed must be an integer or None, got {seed!r}")
+    if seed < 0:
+        raise ValueError(f"a seed must not be negative, got {seed}")
+    return int(seed)
+
+
+def split_options(
+    options: dict[str, Any] | None, num_envs: int
+) -> tuple[NDArray[np.bool_] | None, dict[str, Any] | None]:
+    """The mask of a partial reset, and the options without it; the caller's stay as they are.
+
+    Raises:
+        TypeError: If the mask is no array of bools.
+        ValueError: If it has the wrong shape, or selects nobody.
+    """
+    if options is None or "reset_mask" not in options:
+        return None, options
+    options = dict(options)
+    mask = options.pop("reset_mask")
+    what = f"options['reset_mask'] must be an array of bools with the shape ({num_envs},)"
+    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
+        raise TypeError(f"{what}, got {mask!r}")
+    if mask.shape != (num_envs,):
+        raise ValueError(f"{what}, got the shape {mask.shape}")
+    if not mask.any():
+        raise ValueError(f"{what} and at least one True, got {mask!r}")
+    return mask, options

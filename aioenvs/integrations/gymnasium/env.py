@@ -1,0 +1,381 @@
+"""Gymnasium's vector environments, on the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+
+from aioenvs.batched.config import BatchConfig
+from aioenvs.engine.adapters import Call
+from aioenvs.engine.pool import Timeouts
+from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError
+from aioenvs.integrations.gymnasium.arguments import seeds_of, split_options, start_method
+from aioenvs.integrations.vectors.blocking import Vector, one_each
+from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
+from aioenvs.integrations.vectors.infos import batch_infos
+from aioenvs.integrations.vectors.inside import ask
+
+try:
+    from gymnasium.vector import AutoresetMode
+    from gymnasium.vector.utils import batch_differing_spaces, batch_space
+except ImportError as error:
+    raise ImportError(
+        f"aioenvs.integrations.gymnasium needs Gymnasium 1.1 or later, found {gymnasium.__version__}"
+    ) from error
+
+__all__ = ["AioVectorEnv", "PendingCallError", "VectorClosedError"]
+
+COMMANDS = ("reset", "step", "close")  # which have methods of their own
+
+StepResult = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
+
+
+class PendingCallError(ConcurrencyError, AlreadyPendingCallError):
+    """A command was given while another, which the message names, waits to be finished."""
+
+    def __init__(self, message: str, name: str) -> None:
+        AlreadyPendingCallError.__init__(self, message, name)
+
+
+class VectorClosedError(ClosedError, ClosedEnvironmentError):
+    """The envs were used after `close`."""
+
+
+class AioVectorEnv(VectorEnv[Any, Any, Any]):
+    """Many envs in worker processes, or threads, with the interface of `gymnasium.vector.AsyncVectorEnv`.
+
+    Results are what `gymnasium.vector.SyncVectorEnv` returns: observations and flags of the same dtypes and shapes,
+    float64 rewards, and infos batched as Gymnasium documents it, but without changing a value on the way. Actions of
+    another dtype than the space's are converted where that keeps their values. What an env, or the death of its worker,
+    raises comes out as the errors of aioenvs do.
+
+    Args:
+        env_fns: A callable for each env; or one, a Gymnasium id or an `EnvSpec` for all of `num_envs`.
+        num_envs: How many envs; None for as many as there are callables.
+        shared_memory: Accepted and without effect: what has a fixed shape always travels that way.
+        copy: Whether observations have arrays of their own; else those that were returned before are used again.
+        context: The same as `mp_start_method`, by Gymnasium's name.
+        daemon: Accepted and without effect: workers always end with this process, and may have children.
+        observation_mode: "same" if all observation spaces are equal; "different" if they have the same shapes and
+            dtypes; or a tuple of the batched and the single space to go by.
+        autoreset_mode: What becomes of envs whose episode is over; also its value, such as "NextStep".
+        max_concurrency: How many envs may be inside a reset or step at once: with this, there are so many processes
+            unless `num_processes` says otherwise.
+        num_processes: How many processes, or threads, host the envs; None for as many as there are cores, or envs of
+            threads.
+        backend: "process", "thread", or "serial" for one env after the other in this process.
+        mp_start_method: "forkserver", "spawn" or "fork"; None for the first.
+        on_worker_death: "raise", or "restart" to build the envs of a dead worker anew; the transition that was lost
+            is then reported as truncated.
+        max_restarts: How often each worker may be restarted.
+        step_timeout: Seconds that a command may take; None for as long as it likes.
+        start_timeout: Seconds that a worker may take to build its envs.
+        close_timeout: Seconds that closing the envs may take before their processes are killed.
+
+    Raises:
+        WorkerStartError: If a factory raised, hung or ended its process.
+        SpecMismatchError: If the spaces do not go together.
+        ValueError: If a number or a name is out of range.
+        TypeError: If something else is given than makes envs.
+
+    >>> envs = AioVectorEnv("CartPole-v1", num_envs=3, num_processes=1)
+    >>> observations, infos = envs.reset(seed=42)
+    >>> observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
+    >>> observations.shape, rewards
+    ((3, 4), array([1., 1., 1.]))
+    >>> envs.close()
+    """
+
+    def __init__(
+        self,
+        env_fns: Any,
+        num_envs: int | None = None,
+        *,
+        shared_memory: bool = True,
+        copy: bool = True,
+        context: str | None = None,
+        daemon: bool = True,
+        observation_mode: str | tuple[gymnasium.Space[Any], gymnasium.Space[Any]] = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_concurrency: int | None = None,
+        num_processes: int | None = None,
+        backend: str = "process",
+        mp_start_method: str | None = None,
+        on_worker_death: str = "raise",
+        max_restarts: int = 10,
+        step_timeout: float | None = None,
+        start_timeout: float | None = 60.0,
+        close_timeout: float = 5.0,
+    ) -> None:
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.observation_mode = observation_mode
+        self.copy = copy
+        factories = one_each(env_fns, num_envs, "num_envs")
+        self.num_envs = len(factories)
+        if max_concurrency is not None and num_processes is None and backend != "serial":
+            num_processes = min(self.num_envs, max_concurrency)
+        config = BatchConfig.of(
+            self.num_envs,
+            factories,
+            create_env_kwargs=None,
+            num_processes=num_processes,
+            backend=backend,
+            mp_start_method=start_method(mp_start_method, context),
+            on_worker_death=on_worker_death,
+            max_restarts=max_restarts,
+            max_concurrency=None if max_concurrency is None else 1,
+            timeouts=Timeouts(start_timeout, step_timeout, close_timeout),
+        )
+        self._vector: Vector | None = Vector(
+            config, Autoreset[self.autoreset_mode.name], type(self).__name__, copy=copy
+        )
+        try:
+            self._describe()
+        except BaseException:
+            self.close()
+            raise
+
+    def _describe(self) -> None:
+        """Take over what the envs say of themselves."""
+        found = self._running().envs.descriptions
+        first = found[0]
+        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = first.render_mode
+        self.single_action_space = first.action_space
+        for env, each in enumerate(found):
+            if each.action_space != first.action_space:
+                raise _differs("action", env, first.action_space, each.action_space, "")
+        self.action_space = batch_space(first.action_space, self.num_envs)
+        self.single_observation_space = first.observation_space
+        spaces = [each.observation_space for each in found]
+        mode = self.observation_mode
+        if isinstance(mode, tuple) and len(mode) == 2 and all(isinstance(each, gymnasium.Space) for each in mode):
+            self.observation_space, self.single_observation_space = mode
+        elif mode == "different":
+            self.observation_space = batch_differing_spaces(spaces)
+        elif mode == "same":
+            for env, space in enumerate(spaces):
+                if space != spaces[0]:
+                    raise _differs("observation", env, spaces[0], space, "; or use observation_mode='different'")
+            self.observation_space = batch_space(spaces[0], self.num_envs)
+        else:
+            raise ValueError(
+                "expected observation_mode to be 'same', 'different' or a tuple of the batched and the single space, "
+                f"found {mode!r}"
+            )
+
+    # -- resets -----------------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin new episodes, in all envs or in those of a mask.
+
+        Args:
+            seed: For env i, `seed + i`; or a list with one for each env, of which some may be None.
+            options: What each env's `reset` gets as such, without `reset_mask`: if that is there (bool, `(n,)`), only
+                the envs with a True in it are reset, and the others keep their latest observation.
+
+        Returns:
+            The observations of all envs, and the infos of those that were reset.
+
+        Raises:
+            ValueError: If there is not one seed for each env, a seed is negative, or the mask has the wrong shape or
+                selects nobody.
+            TypeError: If a seed is no integer, or the mask no array of bools.
+            PendingCallError: If another command is under way.
+            VectorClosedError: After `close`.
+            Exception: Whatever an env raised, with its worker's traceback as a note.
+        """
+        self.reset_async(seed, options)
+        return self.reset_wait()
+
+    def reset_async(
+        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Begin a reset, for `reset_wait` to finish; args and errors are those of `reset`."""
+        vector = self._free("reset_async")
+        seeds, (mask, options) = seeds_of(seed, self.num_envs), split_options(options, self.num_envs)
+        envs = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        arguments = {env: {"seed": seeds[env], "options": options} for env in envs}
+        vector.begin(vector.envs.begin_reset(arguments, None if mask is None else envs))
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Finish a reset.
+
+        Args:
+            timeout: Seconds that it may take; None for `step_timeout`. If that is too short, the reset is over all the
+                same: late answers are dropped, and the next command waits for them.
+
+        Raises:
+            NoAsyncCallError: If none is under way.
+            WorkerTimeoutError: A `TimeoutError`, if it takes longer.
+        """
+        resets: Resets = self._pending("reset").finish(timeout)
+        return resets.observations, batch_infos(resets.infos, self.num_envs)
+
+    # -- steps ------------------------------------------------------------------------------------------
+
+    def step(self, actions: Any) -> StepResult:
+        """Step all envs, or reset those whose turn that is.
+
+        Args:
+            actions: One for each env, in the structure of `action_space`.
+
+        Returns:
+            Observations, rewards (float64, `(n,)`), terminations and truncations (bool, `(n,)`), and infos.
+
+        Raises:
+            SpecMismatchError: A `ValueError`, if there is not an action for each env, or they do not fit; no env was
+                stepped then.
+            ResetNeededError: If an env was not reset yet, or not since its episode ended and nobody else resets it.
+            PendingCallError: If another command is under way.
+            VectorClosedError: After `close`.
+            WorkerDiedError: If a worker died; `reset` starts another one.
+            WorkerTimeoutError: If it takes longer than `step_timeout`.
+            Exception: Whatever an env raised, with its worker's traceback as a note; it needs a reset.
+        """
+        vector = self._free("step")
+        return self._result(vector.run(vector.envs.step(actions)))
+
+    def step_async(self, actions: Any) -> None:
+        """Begin a step, for `step_wait` to finish; args and errors are those of `step`."""
+        vector = self._free("step_async")
+        vector.begin(vector.envs.begin_step(actions))
+
+    def step_wait(self, timeout: float | None = None) -> StepResult:
+        """Finish a step; as `reset_wait` finishes a reset."""
+        return self._result(self._pending("step").finish(timeout))
+
+    def _result(self, steps: Steps) -> StepResult:
+        observations, rewards, terminated, truncated, infos, finals, final_infos = steps
+        if finals:
+            infos = {
+                **infos,
+                **{
+                    env: {"final_obs": final, "final_info": final_infos.get(env, {}), **infos.get(env, {})}
+                    for env, final in finals.items()
+                },
+            }
+        return observations, rewards, terminated, truncated, batch_infos(infos, self.num_envs) if infos else {}
+
+    # -- calls ------------------------------------------------------------------------------------------
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """What comes of an attribute in each env: of calling it if that is possible, else its value.
+
+        Args:
+            name: Of the attribute; not `reset`, `step` or `close`, which have methods of their own.
+            *args: Arguments of the call.
+            **kwargs: Its keyword arguments.
+
+        Raises:
+            AttributeError: If an env has no such attribute.
+            PendingCallError: If another command is under way.
+            Exception: Whatever a method raised.
+        """
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Begin a call, for `call_wait` to finish; args and errors are those of `call`."""
+        vector = self._free("call_async")
+        if name in COMMANDS:
+            raise ValueError(f"call({name!r}) would reach the envs behind the back of what steps them; use {name}()")
+        calls = dict.fromkeys(range(self.num_envs), Call("apply", "", (ask, name, *args), kwargs))
+        vector.begin(vector.envs.begin_calls(calls, "call"))
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Finish a call; as `reset_wait` finishes a reset."""
+        return tuple(self._pending("call").finish(timeout))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """What comes of an attribute in each env; the same as `call`."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute in every env, of the outermost wrapper that has it.
+
+        Args:
+            name: Of the attribute.
+            values: A list or tuple with one value for each env, or one value for all.
+
+        Raises:
+            ValueError: If there are not as many values as envs.
+            PendingCallError: If another command is under way.
+        """
+        vector = self._free("set_attr")
+        each = values if isinstance(values, list | tuple) else [values] * self.num_envs
+        if len(each) != self.num_envs:
+            raise ValueError(f"expected {self.num_envs} values for {name!r}, one per env, found {len(each)}")
+        calls = {env: Call("set", name, (value,)) for env, value in enumerate(each)}
+        vector.run(vector.envs.perform(calls, "set_attr"))
+
+    def render(self) -> tuple[Any, ...]:
+        """What the `render` of every env returns."""
+        return self.call("render")
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """Copies of the envs' own random generators."""
+        return self.get_attr("np_random")
+
+    @property
+    def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
+        """The seeds of the envs' own random generators."""
+        return self.get_attr("np_random_seed")
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close all envs and end the workers, whatever they do; what is under way is dropped. `close` comes here.
+
+        Args:
+            timeout: Seconds after which the workers are killed; None for `close_timeout`.
+            terminate: Kill them at once.
+        """
+        vector, self._vector = self._vector, None
+        if vector is not None:
+            vector.close(0 if terminate else timeout)
+
+    def __del__(self) -> None:
+        """Leave it to what runs the envs to say that they were not closed."""
+
+    # -- what may be asked when -------------------------------------------------------------------------
+
+    def _running(self) -> Vector:
+        vector = self._vector
+        if vector is None or self.closed:
+            raise VectorClosedError(f"{self!r} was closed, so its envs are gone; make another one")
+        return vector
+
+    def _free(self, what: str) -> Vector:
+        """What runs the envs, if no command is under way."""
+        vector = self._running()
+        if vector.pending is not None:
+            name = vector.pending.command
+            raise PendingCallError(f"{what}: a call to {name} is still pending; finish it by {name}_wait() first", name)
+        return vector
+
+    def _pending(self, command: str) -> Vector:
+        """What runs the envs, if this command is under way."""
+        vector = self._running()
+        if vector.pending is None or vector.pending.command != command:
+            found = "nothing is" if vector.pending is None else f"{vector.pending.command} is"
+            raise NoAsyncCallError(
+                f"{command}_wait: expected a {command} to be pending, by {command}_async(), but {found}", command
+            )
+        return vector
+
+
+def _differs(kind: str, env: int, expected: Any, found: Any, hint: str) -> SpecMismatchError:
+    return SpecMismatchError(
+        f"env {env} has another {kind} space than env 0: expected {expected!r}, found {found!r}; all envs of a batch "
+        f"must have equal ones{hint}"
+    )

@@ -1,0 +1,188 @@
+"""Batches of numpy arrays, structured as Gymnasium's spaces are, and the rows that they come from or go to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aioenvs.engine.copying import received
+from aioenvs.engine.layout import Arrays, Key
+from aioenvs.engine.metadata import NEXT, ROOT
+from aioenvs.engine.spaces import Objects, Reader, children, conform, flatten, observation_key, reader
+from aioenvs.errors import SpecMismatchError
+
+__all__ = ["ActionBatch", "Inputs", "ObservationBatch", "Parts"]
+
+ACTION: Key = ("action",)
+
+Inputs = list[Any]  # for each leaf of the action space an array, or a list with one value per env
+Parts = dict[Key, Any]  # the leaves of a batch of observations, in the same two forms
+
+
+class ObservationBatch:
+    """Makes batches of observations of what envs, all of one structure, have in their rows.
+
+    Args:
+        space: The observation space of one env.
+        arrays: The rows of all envs, by region.
+        num_envs: How many there are.
+        copy: Whether each batch has arrays of its own, rather than those of the one before.
+    """
+
+    def __init__(self, space: Any, arrays: Mapping[str, Arrays], num_envs: int, *, copy: bool) -> None:
+        key = observation_key(space)
+        self._space, self._key, self._arrays = space, key, arrays
+        leaves = flatten(space, key)
+        self._fixed = [leaf.key for leaf in leaves if leaf.leaf is not None]
+        self._loose = [leaf.key for leaf in leaves if leaf.leaf is None]
+        self._is_plain = children(space) is None
+        self._known: list[Objects] = [{} for _ in range(num_envs)]  # the latest objects of each env
+        self._kept = None if copy else {key: np.empty_like(arrays[NEXT][key]) for key in self._fixed}
+        self._readers: dict[int, Reader] = {}
+
+    def note(self, env: int, objects: Objects) -> None:
+        """Keep what of an env's latest observation has no fixed shape."""
+        self._known[env] = objects
+
+    def parts(self, region: str, others: Collection[int] = (), *, own: bool = False) -> Parts:
+        """The latest observations.
+
+        Args:
+            region: Where those of most envs are.
+            others: Envs whose are in the other region.
+            own: Whether they have arrays of their own in any case.
+        """
+        rows = self._arrays[region]
+        parts: Parts = {}
+        for key in self._fixed:
+            if self._kept is None or own:
+                parts[key] = rows[key].copy()
+            else:
+                parts[key] = self._kept[key]
+                parts[key][...] = rows[key]
+        if others:
+            self._replace(parts, self._arrays[ROOT if region == NEXT else NEXT], list(others))
+        for key in self._loose:
+            parts[key] = [objects.get(key) for objects in self._known]
+        return parts
+
+    def _replace(self, parts: Parts, source: Mapping[Key, NDArray[Any]], envs: list[int]) -> None:
+        for key in self._fixed:
+            parts[key][envs] = source[key][envs]
+
+    def put(self, parts: Parts, env: int, known: Parts) -> None:
+        """Replace the observation of an env by that which another batch has of it."""
+        for key, values in known.items():
+            parts[key][env] = values[env]
+
+    def batch(self, parts: Parts) -> Any:
+        """The batch, in the structure of Gymnasium's batched space: tuples of what has no fixed shape."""
+        if self._is_plain and self._fixed:
+            return parts[self._key]
+        return _assembled(self._space, self._key, lambda key: _as_batch(parts[key]))
+
+    def one(self, parts: Parts, env: int) -> Any:
+        """The observation of one env in a batch."""
+        return _assembled(self._space, self._key, lambda key: _own(parts[key][env]))
+
+    def final(self, env: int, objects: Objects) -> Any:
+        """The last observation of an env's episode, which its own reset has not touched."""
+        if self._loose:
+            return reader(self._space, self._key, self._arrays[NEXT], objects, env)()
+        read = self._readers.get(env)
+        if read is None:
+            read = self._readers[env] = reader(self._space, self._key, self._arrays[NEXT], {}, env)
+        return read()
+
+
+def _as_batch(values: Any) -> Any:
+    return tuple(values) if isinstance(values, list) else values
+
+
+def _own(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _assembled(space: Any, key: Key, leaf: Callable[[Key], Any]) -> Any:
+    """A value of the space's structure, of what each leaf has."""
+    members = children(space)
+    if members is None:
+        return leaf(key)
+    values = {name: _assembled(child, (*key, str(name)), leaf) for name, child in members}
+    return values if hasattr(space, "keys") else tuple(values.values())
+
+
+class ActionBatch:
+    """Checks batches of actions, and brings them to the rows of the envs, all of one structure.
+
+    Args:
+        space: The action space of one env.
+        arrays: The rows for the input of all envs.
+        num_envs: How many there are.
+    """
+
+    def __init__(self, space: Any, arrays: Arrays, num_envs: int) -> None:
+        self._num_envs = num_envs
+        self._leaves: list[tuple[Key, tuple[Any, ...], NDArray[Any] | None]] = []
+        self._add(space, ACTION, (), arrays)
+        self._plain = arrays[ACTION] if children(space) is None and ACTION in arrays else None
+        self._loose = [key for key, _, array in self._leaves if array is None]
+
+    def _add(self, space: Any, key: Key, path: tuple[Any, ...], arrays: Arrays) -> None:
+        members = children(space)
+        if members is None:
+            self._leaves.append((key, path, arrays.get(key)))
+        for name, child in members or ():
+            self._add(child, (*key, str(name)), (*path, name), arrays)
+
+    def check(self, actions: Any) -> Inputs:
+        """The leaves of a batch of actions.
+
+        Raises:
+            SpecMismatchError: If there is not one for each env, or they are of the wrong structure, shape or dtype.
+        """
+        plain = self._plain
+        if (
+            plain is not None
+            and type(actions) is np.ndarray
+            and actions.shape == plain.shape
+            and actions.dtype == plain.dtype
+        ):
+            return [actions]
+        return [self._leaf(actions, key, path, array) for key, path, array in self._leaves]
+
+    def kept(self, inputs: Inputs) -> Inputs:
+        """Copies of checked actions, which the caller may change before they are stored."""
+        return [received(values) for values in inputs]
+
+    def _leaf(self, actions: Any, key: Key, path: tuple[Any, ...], array: NDArray[Any] | None) -> Any:
+        values = actions
+        for name in path:
+            try:
+                values = values[name]
+            except (KeyError, IndexError, TypeError) as error:
+                raise self._mismatch(f"a batch at {key!r}", actions) from error
+        if array is not None:
+            try:
+                return conform(values, array.dtype, array.shape, key, "actions")
+            except SpecMismatchError as error:
+                raise SpecMismatchError(f"{error}; no env was stepped") from error.__cause__
+        if not isinstance(values, Sequence | np.ndarray) or len(values) != self._num_envs:
+            raise self._mismatch(f"{self._num_envs} values at {key!r}, one per env", values)
+        return list(values)
+
+    def _mismatch(self, expected: str, found: Any) -> SpecMismatchError:
+        return SpecMismatchError(f"actions: expected {expected}, found {found!r}; no env was stepped")
+
+    def write(self, inputs: Inputs) -> dict[int, Objects] | None:
+        """Store checked actions; returns what of them has no row, by env."""
+        for (_, _, array), values in zip(self._leaves, inputs, strict=True):
+            if array is not None:
+                array[...] = values
+        if not self._loose:
+            return None
+        loose = {key: values for (key, _, array), values in zip(self._leaves, inputs, strict=True) if array is None}
+        return {env: {key: values[env] for key, values in loose.items()} for env in range(self._num_envs)}

@@ -1,0 +1,374 @@
+"""Batches of envs with numpy arrays in and out, as coroutines. Free of torch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aioenvs.batched.config import BatchConfig
+from aioenvs.batched.hosts import make_pool
+from aioenvs.engine.adapters import INFO, Call, GymRules, ResetArguments
+from aioenvs.engine.deadlines import TURNS, Deadline, drop, outlast
+from aioenvs.engine.gym_adapter import DONE_KEYS, REWARD_KEY
+from aioenvs.engine.host import Outcome
+from aioenvs.engine.metadata import IN_NEXT, IN_ROOT, NEXT, ROOT, STATUS, WHERE
+from aioenvs.engine.pool import Lease, Pool, Selection
+from aioenvs.errors import ResetNeededError, SpecMismatchError, describe_envs
+from aioenvs.integrations.vectors.batches import ActionBatch, Inputs, ObservationBatch, Parts
+from aioenvs.integrations.vectors.inside import Description, describe
+
+__all__ = ["AsyncVector", "Autoreset", "Pending", "Resets", "Steps"]
+
+T = TypeVar("T")
+
+
+class Autoreset(StrEnum):
+    """What becomes of an env whose episode is over."""
+
+    NEXT_STEP = "next step"  # the next step resets it, whatever the action
+    SAME_STEP = "same step"  # it is reset at once; the last observation is besides
+    DISABLED = "disabled"  # it waits for its reset
+
+
+class Resets(NamedTuple):
+    """What came of a reset.
+
+    Attributes:
+        observations: The latest of all envs, in the structure of the batched space.
+        infos: Those that are not empty, of envs that were reset, by index.
+    """
+
+    observations: Any
+    infos: dict[int, dict[str, Any]]
+
+
+class Steps(NamedTuple):
+    """What came of a step of all envs.
+
+    Attributes:
+        observations: Of all envs, in the structure of the batched space.
+        rewards: `(n,)`.
+        terminated: bool, `(n,)`.
+        truncated: bool, `(n,)`.
+        infos: Those that are not empty, by index; of envs that were reset at once, those of the reset.
+        finals: Of envs that were reset at once, the last observation of the episode before.
+        final_infos: The info of the same step; not there if it is empty.
+    """
+
+    observations: Any
+    rewards: NDArray[Any]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    infos: dict[int, dict[str, Any]]
+    finals: dict[int, Any]
+    final_infos: dict[int, dict[str, Any]]
+
+
+class Pending(Generic[T]):
+    """A command that is under way, or about to be, for `AsyncVector.finish`.
+
+    Args:
+        command: Its name.
+        selection: The envs that it is for.
+        answer: What comes of it.
+    """
+
+    def __init__(self, command: str, selection: Selection, answer: Coroutine[Any, Any, T]) -> None:
+        self.command = command
+        self.selection = selection
+        self.answer: Coroutine[Any, Any, T] | asyncio.Task[T] = answer
+
+    def drop(self) -> None:
+        """Give it up: what comes of it is dropped."""
+        if isinstance(self.answer, asyncio.Task):
+            drop(self.answer)
+        else:
+            self.answer.close()
+
+
+class AsyncVector:
+    """Many envs with Gymnasium's signatures, all of one structure, as coroutines; belongs to the loop that starts it.
+
+    What cancelling a coroutine does is what it does for `aioenvs.AsyncParallelEnv`: envs that still work on it are
+    waited for by the next request, and what they answer is dropped.
+
+    Args:
+        config: The envs, and what hosts them.
+        autoreset: What becomes of those whose episode is over.
+        reward: The dtype of rewards.
+        copy: Whether each batch of observations has arrays of its own.
+        yields: Whether commands to envs in this process let other tasks run.
+    """
+
+    def __init__(
+        self, config: BatchConfig, autoreset: Autoreset, *, reward: str = "<f8", copy: bool = True, yields: bool = True
+    ) -> None:
+        rules = GymRules(reward, reports_infos=True, resets_next=autoreset is Autoreset.NEXT_STEP)
+        self._config = replace(config, rules=rules)
+        self.autoreset = autoreset
+        self.num_envs = len(config.factories)
+        self._copy = copy
+        self.pool: Pool = make_pool(self._config, yields=yields)
+        self.descriptions: list[Description] = []
+        # Envs that began anew after a loss, which the next step is to say, and the info of that.
+        self._renewed: dict[int, dict[str, Any]] = {}
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the workers and build the envs. Cancelling it ends what was started.
+
+        Raises:
+            WorkerStartError: If a factory raised, hung or ended its process.
+            SpecMismatchError: If the envs have no Gymnasium spaces, or not those of one structure.
+        """
+        try:
+            await self.pool.start()
+            self._check_structure()
+            self.descriptions = await self.perform(
+                dict.fromkeys(range(self.num_envs), Call("apply", "", (describe,))), "describe"
+            )
+            first, arrays = self.descriptions[0], self.pool.arrays[0]
+            self._observations = ObservationBatch(first.observation_space, arrays, self.num_envs, copy=self._copy)
+            self._actions = ActionBatch(first.action_space, arrays["input"], self.num_envs)
+            self._rewards = arrays[NEXT][REWARD_KEY][:, 0]
+            self._done, self._terminated, self._truncated = (arrays[NEXT][key][:, 0] for key in DONE_KEYS)
+            self._where = arrays[STATUS][WHERE]
+        except BaseException:
+            await self.pool.close()
+            raise
+
+    def _check_structure(self) -> None:
+        for env, metadata in enumerate(self.pool.metadata):
+            if "observation" not in metadata.specs:
+                raise SpecMismatchError(
+                    f"env {env} ({metadata.name}) deals in TensorDicts; expected an env with Gymnasium's signatures "
+                    "and spaces, as aioenvs.ParallelEnv takes both"
+                )
+        if len(self.pool.families) > 1:
+            env = self.pool.families[1].envs[0]
+            one, other = (self.pool.metadata[index] for index in (0, env))
+            raise SpecMismatchError(
+                f"all envs of a batch must have spaces of one structure, shape and dtype; env 0 has {one.specs!r}, and "
+                f"env {env} has {other.specs!r}"
+            )
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Close all envs and end the workers, whatever state they are in. Cancelling it kills the workers at once.
+
+        Args:
+            timeout: Seconds after which that is done as well; None for `close_timeout`.
+        """
+        if timeout is None or not self.pool.suspends:
+            return await self.pool.close()
+        closing = asyncio.ensure_future(self.pool.close())
+        try:
+            await asyncio.wait([closing], timeout=timeout)
+        finally:
+            drop(closing)
+            await outlast(closing)
+
+    # -- commands ---------------------------------------------------------------------------------------
+
+    async def set_off(self, pending: Pending[Any]) -> None:
+        """Have a command on its way when this returns, where envs do not run here one after the other."""
+        if self.pool.suspends and not isinstance(pending.answer, asyncio.Task):
+            pending.answer = asyncio.ensure_future(pending.answer)
+            for _ in range(TURNS):  # until envs owe an answer, to this command or to one before
+                await asyncio.sleep(0)
+                if pending.answer.done() or self.pool.slots.unanswered(pending.selection.envs):
+                    break
+
+    async def finish(self, pending: Pending[T], timeout: float | None = None) -> T:
+        """Wait for a command, and hand over what comes of it.
+
+        Args:
+            pending: Which; it is over when this returns or raises.
+            timeout: Seconds that it may take from now; None for as long as it may take anyway. Envs that run in this
+                process one after the other cannot be interrupted.
+
+        Raises:
+            WorkerTimeoutError: If it takes longer; late answers will be dropped, and the next request waits for them.
+            WorkerDiedError: If a worker died; the others' envs remain usable.
+            Exception: Whatever an env raised, with the worker's traceback as a note; it needs a reset.
+        """
+        if timeout is not None and self.pool.suspends:
+            await self.set_off(pending)
+        if not isinstance(pending.answer, asyncio.Task):
+            return await pending.answer
+        try:
+            deadline = None if timeout is None else Deadline.after(timeout, "timeout")
+            result: T = await self.pool.within(pending.answer, Lease(pending.selection, pending.command, deadline))
+            return result
+        finally:
+            await self.abandon(pending)
+
+    async def abandon(self, pending: Pending[Any]) -> None:
+        """Give a command up, if it is not over; its envs are free when this returns, or once they have answered."""
+        pending.drop()
+        if isinstance(pending.answer, asyncio.Task):
+            await outlast(pending.answer)
+
+    def begin_step(self, actions: Any) -> Pending[Steps]:
+        """A step, which is checked, and begun when it is set off or finished; see `step`."""
+        inputs = self._actions.kept(self._actions.check(actions))
+        return Pending("step", self.pool.everything, self._step(inputs))
+
+    async def step(self, actions: Any) -> Steps:
+        """Let all envs take a step, or begin a new episode where that is their turn.
+
+        Args:
+            actions: One for each env, in the structure of the batched action space.
+
+        Raises:
+            SpecMismatchError: If they do not fit; no env was stepped then.
+            ResetNeededError: If an episode is over, and nobody resets its env.
+            Exception: As for `finish`.
+        """
+        return await self._step(self._actions.check(actions))
+
+    async def _step(self, inputs: Inputs) -> Steps:
+        pool, chosen = self.pool, self.pool.everything
+        lease = await pool.hold(chosen, "step")
+        try:
+            if self.autoreset is Autoreset.DISABLED:
+                self._refuse_finished()
+            known = self._latest(own=True) if pool.restarts else {}
+            renewed = sorted(self._renewed)
+            if renewed:
+                chosen = pool.select(sorted(chosen.envs.difference(renewed)))
+            loose = self._actions.write(inputs)
+            outcome = Outcome()
+            if chosen.indices:
+                same_step = self.autoreset is Autoreset.SAME_STEP
+                outcome = await pool.step(lease._replace(selection=chosen), loose, maybe_reset=same_step)
+            return self._stepped(outcome, known, renewed)
+        finally:
+            pool.release(lease)
+
+    def _refuse_finished(self) -> None:
+        over = self._done & (self._where == IN_NEXT)
+        if over.any():
+            envs = np.flatnonzero(over).tolist()
+            raise ResetNeededError(
+                f"{describe_envs(envs)} cannot step: the episode is over, and nothing resets of itself here; reset "
+                "with options={'reset_mask': terminated | truncated} first; no env was stepped"
+            )
+
+    def _stepped(self, outcome: Outcome, known: Parts, renewed: list[int]) -> Steps:
+        same_step, lost, observations = self.autoreset is Autoreset.SAME_STEP, sorted(outcome.lost), self._observations
+        infos, final_infos, last = self._take(outcome)
+        if lost and self.autoreset is Autoreset.NEXT_STEP:
+            self._renewed |= {env: infos.pop(env, {}) for env in lost}
+        outcome.raise_failure()
+        rewards, terminated, truncated = self._rewards.copy(), self._terminated.copy(), self._truncated.copy()
+        others, finals = renewed, {}
+        if same_step and (outcome.finished or lost):
+            others = np.flatnonzero(self._where == IN_ROOT).tolist()
+            finals = {env: observations.final(env, last.get(env, {})) for env in others if env not in outcome.lost}
+        parts = observations.parts(NEXT, others)
+        if renewed:
+            _set(renewed, rewards, terminated, truncated, end=False)
+            infos |= {env: info for env in renewed if (info := self._renewed.pop(env))}
+        if lost:
+            _set(lost, rewards, terminated, truncated, end=True)
+            for env in lost:
+                if same_step:
+                    finals[env] = observations.one(known, env)
+                else:
+                    observations.put(parts, env, known)
+        return Steps(observations.batch(parts), rewards, terminated, truncated, infos, finals, final_infos)
+
+    def _take(self, outcome: Outcome) -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
+        """The infos of a step, those of the steps before a reset, and the other objects of these."""
+        infos, final_infos, last = {}, {}, {}
+        for env, regions in outcome.objects.items():
+            *before, latest = regions.values()
+            for objects in before:
+                if info := objects.pop(INFO, None):
+                    final_infos[env] = info
+                last[env] = objects
+            if info := latest.pop(INFO, None):
+                infos[env] = info
+            if latest:
+                self._observations.note(env, latest)
+        return infos, final_infos, last
+
+    def begin_reset(
+        self, arguments: Mapping[int, Mapping[str, Any]], envs: Sequence[int] | None = None
+    ) -> Pending[Resets]:
+        """A reset, which is begun when it is set off or finished; see `reset`."""
+        chosen = self.pool.everything if envs is None else self.pool.select(envs)
+        return Pending("reset", chosen, self._reset(chosen, arguments))
+
+    async def reset(self, arguments: Mapping[int, Mapping[str, Any]], envs: Sequence[int] | None = None) -> Resets:
+        """Begin new episodes, with new workers where they are dead.
+
+        Args:
+            arguments: For each of these envs, what its own `reset` gets.
+            envs: Which, ascending; None for all.
+
+        Raises:
+            Exception: As for `finish`.
+        """
+        return await self.finish(self.begin_reset(arguments, envs))
+
+    async def _reset(self, chosen: Selection, arguments: Mapping[int, Mapping[str, Any]]) -> Resets:
+        lease = await self.pool.hold(chosen, "reset", replacing=True)
+        try:
+            outcome = await self.pool.reset(lease, {env: ResetArguments(own) for env, own in arguments.items()})
+            infos, _, _ = self._take(outcome)
+            for env in self._renewed.keys() & chosen.envs:
+                del self._renewed[env]
+            outcome.raise_failure()
+            return Resets(self._observations.batch(self._latest()), infos)
+        finally:
+            self.pool.release(lease)
+
+    def _latest(self, *, own: bool = False) -> Parts:
+        """The latest observations, each from where it is."""
+        in_root = np.flatnonzero(self._where == IN_ROOT).tolist()
+        if len(in_root) == self.num_envs:
+            return self._observations.parts(ROOT, own=own)
+        return self._observations.parts(NEXT, in_root, own=own)
+
+    def begin_calls(self, calls: Mapping[int, Call], command: str) -> Pending[list[Any]]:
+        """Calls, which are begun when they are set off or finished; see `perform`."""
+        chosen = self.pool.select(sorted(calls))
+        return Pending(command, chosen, self._perform(chosen, calls, command))
+
+    async def perform(self, calls: Mapping[int, Call], command: str) -> list[Any]:
+        """Ask envs for something beyond the commands.
+
+        Args:
+            calls: For each of these envs, what.
+            command: What that is called in messages.
+
+        Returns:
+            The answers, in the order of the calls.
+        """
+        return await self.finish(self.begin_calls(calls, command))
+
+    async def _perform(self, chosen: Selection, calls: Mapping[int, Call], command: str) -> list[Any]:
+        lease = await self.pool.hold(chosen, command)
+        try:
+            outcome = await self.pool.perform(lease, calls)
+            outcome.raise_failure()
+            return [outcome.values[env] for env in calls]
+        finally:
+            self.pool.release(lease)
+
+
+def _set(
+    envs: list[int], rewards: NDArray[Any], terminated: NDArray[Any], truncated: NDArray[Any], *, end: bool
+) -> None:
+    """Say of these envs that they got nothing, and whether that is the end of an episode."""
+    rewards[envs] = 0
+    terminated[envs] = False
+    truncated[envs] = end
