@@ -41,15 +41,15 @@ class TensorDictAdapter:
     """
 
     def __init__(self, env: Any, env_index: int, handling: Handling) -> None:
-        _require_own_specs(env, env_index)
+        self.output_spec, self.input_spec = self._specs_of(env, env_index)
         self.env = env
         self.env_index = env_index
         self._by_reference = handling.by_reference
         self._is_batch = getattr(type(env), "is_batch", False)
         self._keeps_grad = handling.keeps_grad
         self._grads = contextlib.nullcontext() if handling.keeps_grad else torch.no_grad()
-        self._trees = region_trees(env.output_spec, env.input_spec)
-        self._known = Tree.of(env.full_observation_spec, env.full_done_spec, env.full_state_spec)
+        self._trees = region_trees(self.output_spec, self.input_spec)
+        self._known = Tree.of(self._full("observation"), self._full("done"), self._full("state"))
         self.metadata = self._describe()
         self._rows: dict[str, dict[Key, torch.Tensor]] = {INPUT: {}, NEXT: {}, ROOT: {}}
         self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
@@ -59,6 +59,21 @@ class TensorDictAdapter:
         # reset in a way of their own.
         self._in_one = getattr(type(env), "step_and_maybe_reset", None) is not EnvBase.step_and_maybe_reset
 
+    def _specs_of(self, env: Any, env_index: int) -> tuple[Composite, Composite]:
+        """The output and the input spec of an env.
+
+        Raises:
+            TypeError: If they are those of another library.
+        """
+        _require_own_specs(env, env_index)
+        return env.output_spec, env.input_spec
+
+    def _full(self, kind: str) -> Composite:
+        """The Composite of one kind: observation, reward, done, action or state."""
+        side = self.input_spec if kind in ("action", "state") else self.output_spec
+        spec: Composite = side[f"full_{kind}_spec"]
+        return spec
+
     def _describe(self) -> EnvMetadata:
         env = self.env
         following, root = self._trees[NEXT].leaves, self._trees[ROOT].leaves
@@ -67,7 +82,7 @@ class TensorDictAdapter:
                 f"env {self.env_index} ({type(env).__name__}) has an entry 'env_index', a key that is taken: it says "
                 "which env of a batch a row belongs to; rename it in the env"
             )
-        without_done = Tree.of(env.full_observation_spec, env.full_reward_spec).leaves
+        without_done = Tree.of(self._full("observation"), self._full("reward")).leaves
         fixed: dict[str, tuple[Leaf, ...]] = {}
         loose: dict[str, dict[Key, Any]] = {}
         for region, tree in self._trees.items():
@@ -85,8 +100,8 @@ class TensorDictAdapter:
             reward_keys=tuple(key for key in following if key not in root),
             done_keys=tuple(map(flat_key, ruling_keys(key for key in root if key not in without_done))),
             specs={
-                "output_spec": env.output_spec.clone(),
-                "input_spec": env.input_spec.clone(),
+                "output_spec": self.output_spec.clone(),
+                "input_spec": self.input_spec.clone(),
                 "device": env.device,
                 "action": env.object_action_spaces if hasattr(type(env), "object_action_spaces") else {},
             },

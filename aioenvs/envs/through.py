@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,15 +12,15 @@ from numpy.typing import NDArray
 from aioenvs.engine.adapters import Call, Handling, ResetArguments
 from aioenvs.engine.gym_adapter import GymAdapter
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import INPUT, NEXT, STATUS
+from aioenvs.engine.metadata import INPUT, NEXT, STATUS, EnvMetadata
 from aioenvs.engine.spaces import Objects
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.gym import GymEnv, GymWrapper
-from aioenvs.specs import Bounded, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
+from aioenvs.specs import Bounded, Composite, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
 from aioenvs.storage import storage_dtype, tensor_of
 from aioenvs.trees import Key, region_trees
 
-__all__ = ["GymEnvAdapter", "adapted", "can_see_through"]
+__all__ = ["GymEnvAdapter", "SeenThrough", "adapted", "can_see_through", "has_values_of"]
 
 Decoder = Callable[[], None]
 
@@ -31,7 +32,18 @@ def can_see_through(env: Any) -> bool:
     """
     if type(env) not in (GymEnv, GymWrapper) or env.info_dict_reader or (env.device and env.device.type != "cpu"):
         return False
-    spaces, trees = env._adapter.metadata.leaves, region_trees(env.output_spec, env.input_spec)
+    return has_values_of(env._adapter.metadata, env.output_spec, env.input_spec)
+
+
+def has_values_of(gym: EnvMetadata, output_spec: Composite, input_spec: Composite) -> bool:
+    """Whether values of these specs are those of a Gymnasium env's spaces, but for one-hot actions.
+
+    Args:
+        gym: What the Gymnasium env says of itself.
+        output_spec: Of `full_observation_spec`, `full_reward_spec` and `full_done_spec`.
+        input_spec: Of `full_action_spec` and `full_state_spec`.
+    """
+    spaces, trees = gym.leaves, region_trees(output_spec, input_spec)
     specs, actions = trees[NEXT].leaves, trees[INPUT].leaves  # among the latter states, which no Gymnasium env has
     if specs.keys() != {leaf.key for leaf in spaces[NEXT]} or actions.keys() != {leaf.key for leaf in spaces[INPUT]}:
         return False
@@ -51,18 +63,19 @@ def _is_one_hot(spec: TensorSpec) -> bool:
     return isinstance(spec, OneHot | MultiOneHot)
 
 
-class GymEnvAdapter(TensorDictAdapter):
-    """Drives the Gymnasium env inside a `GymEnv` for which `can_see_through` holds.
+class SeenThrough(TensorDictAdapter):
+    """Drives the Gymnasium env inside an env whose values are those of its spaces, but for one-hot actions.
 
     Args:
         env: The env.
         env_index: Its index, for messages.
         handling: What is done about its random numbers; its values take the same way in any case.
+        gym: Drives the Gymnasium env.
     """
 
-    def __init__(self, env: GymWrapper, env_index: int, handling: Handling) -> None:
+    def __init__(self, env: Any, env_index: int, handling: Handling, gym: GymAdapter) -> None:
         super().__init__(env, env_index, handling._replace(by_reference=False))
-        self._gym = GymAdapter(env._played, env_index, generators=handling.generators, who=env._who)
+        self._gym = gym
         self._decoders: list[Decoder] = []
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
@@ -119,6 +132,20 @@ class GymEnvAdapter(TensorDictAdapter):
     def objects(self, region: str) -> Objects:
         return {}
 
+
+class GymEnvAdapter(SeenThrough):
+    """Drives the Gymnasium env inside a `GymEnv` for which `can_see_through` holds.
+
+    Args:
+        env: The env.
+        env_index: Its index, for messages.
+        handling: What is done about its random numbers; its values take the same way in any case.
+    """
+
+    def __init__(self, env: GymWrapper, env_index: int, handling: Handling) -> None:
+        gym = GymAdapter(env._played, env_index, generators=handling.generators, who=env._who)
+        super().__init__(env, env_index, handling, gym)
+
     def perform(self, call: Call) -> Any:
         try:
             return super().perform(call)
@@ -136,4 +163,8 @@ def adapted(env: Any, env_index: int, handling: Handling) -> TensorDictAdapter:
         env_index: Its index, for messages.
         handling: How it is driven.
     """
+    if any(base.__module__.startswith("torchrl.") for base in type(env).__mro__):
+        theirs = importlib.import_module("aioenvs.integrations.torchrl.worker")
+        adapter: TensorDictAdapter = theirs.adapted(env, env_index, handling)
+        return adapter
     return (GymEnvAdapter if can_see_through(env) else TensorDictAdapter)(env, env_index, handling)

@@ -1,0 +1,1 @@
+"""The same envs as other libraries know them; each module needs the library it is named after, an extra."""
