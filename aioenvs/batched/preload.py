@@ -13,7 +13,8 @@ import cloudpickle
 __all__ = ["modules_to_preload"]
 
 TORCH = ("torch", "tensordict", "aioenvs.envs.through")
-TORCH_PACKAGES = frozenset(("torch", "tensordict", "torchrl"))
+TORCHRL = "aioenvs.integrations.torchrl.worker"
+TORCH_PACKAGES = frozenset(("torch", "tensordict"))
 PLAIN_PACKAGES = frozenset(("gymnasium", "numpy", "cloudpickle"))
 TORCH_MODULES = ("aioenvs.envs", "aioenvs.specs", "aioenvs.batched", "aioenvs.testing")
 
@@ -30,23 +31,28 @@ def modules_to_preload(factories: Iterable[Any]) -> tuple[str, ...]:
     modules: list[str] = []
     if "gymnasium" in sys.modules or any(not callable(factory) for factory in distinct):
         modules.append("gymnasium")
-    if any(_refers_to_torch(factory) for factory in distinct if callable(factory)):
+    found = set().union(*(_references(factory) for factory in distinct if callable(factory)))
+    if found:
         modules.extend(TORCH)
+    if "torchrl" in found:
+        modules.append(TORCHRL)
     return tuple(modules)
 
 
-class _FoundTorch(Exception):
+class _FoundAll(Exception):
     pass
 
 
-def _refers_to_torch(factory: Any) -> bool:
+def _references(factory: Any) -> set[str]:
+    """Which of "torch" and "torchrl" a factory refers to; the latter may stand for both."""
+    scout = _Scout(io.BytesIO())
     try:
-        _Scout(io.BytesIO()).dump(factory)
-    except _FoundTorch:
-        return True
+        scout.dump(factory)
+    except _FoundAll:
+        pass
     except Exception:  # whoever pickles it in earnest says so
-        return False
-    return False
+        return scout.found
+    return scout.found
 
 
 class _Scout(cloudpickle.Pickler):  # type: ignore[misc]
@@ -55,27 +61,38 @@ class _Scout(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self._seen: set[int] = set()
+        self.found: set[str] = set()
 
-    def persistent_id(self, thing: Any) -> None:
-        self._examine(thing)
+    def persistent_id(self, thing: Any) -> str | None:
+        """What stands for a thing in the pickle, which is thrown away: nothing of torch needs to be in it."""
+        return "torch" if self._examine(thing) else None
 
-    def _examine(self, thing: Any) -> None:
+    def _examine(self, thing: Any) -> bool:
+        """Look at a thing, and at what it refers to; whether it is torch's."""
         if isinstance(thing, ModuleType):
-            found = _is_torch(thing.__name__)
+            homes = [thing.__name__]
         else:
-            found = any(
-                _is_torch(base.__module__) for base in (thing if isinstance(thing, type) else type(thing)).__mro__
-            )
-        if found:
-            raise _FoundTorch
+            homes = [base.__module__ for base in (thing if isinstance(thing, type) else type(thing)).__mro__]
+        is_torch = self._note(homes)
         if isinstance(thing, FunctionType) and id(thing) not in self._seen and not _is_plain(thing.__module__):
             self._seen.add(id(thing))
             self._examine_names(_names(thing.__code__), thing.__globals__)
+        return is_torch
+
+    def _note(self, modules: Iterable[str]) -> bool:
+        """Whether one of these modules is torch's, or needs it."""
+        names = [name for name in modules if isinstance(name, str)]
+        if any(name.partition(".")[0] == "torchrl" or name.startswith("aioenvs.integrations.torchrl") for name in names):
+            self.found.add("torchrl")
+            raise _FoundAll
+        if not any(map(_is_torch, names)):
+            return False
+        self.found.add("torch")
+        return True
 
     def _examine_names(self, names: set[str], known: Mapping[str, Any]) -> None:
         """Look at what a function refers to, by its global names, or imports in its body."""
-        if any(map(_is_torch, names)):
-            raise _FoundTorch
+        self._note(names)
         for name in names:
             found = known.get(name, sys.modules.get(name))
             if isinstance(found, ModuleType):

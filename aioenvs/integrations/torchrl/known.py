@@ -1,0 +1,118 @@
+"""What a batch looks like in TorchRL's terms, worked out from what its envs said of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict.utils import unravel_key
+
+from aioenvs.batched.scope import Scope
+from aioenvs.batched.signature import EnvSpecs
+from aioenvs.engine.metadata import EnvMetadata
+from aioenvs.integrations.torchrl.specs import to_torchrl
+from aioenvs.trees import nested_key
+
+__all__ = ["Known"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """The description of a batch.
+
+    Attributes:
+        output_spec: TorchRL's, with the batch size as leading shape.
+        input_spec: TorchRL's.
+        device: Where results go.
+        inputs: The keys of actions and states of which all envs have the same one tensor, and the dtype of each.
+        actions: The keys of the actions.
+        states: The keys of the states.
+        root: The keys of observations and done flags.
+        carried: Those of states that the policy hands on under `next`.
+        varies: Whether the size of something varies.
+        is_lazy: Whether results are lazy stacks.
+        supports_set_state: Whether a reset takes `set_state`.
+        name: What the first env calls itself.
+    """
+
+    output_spec: Any
+    input_spec: Any
+    device: torch.device | None
+    inputs: tuple[tuple[Any, torch.dtype], ...]
+    actions: tuple[Any, ...]
+    states: tuple[Any, ...]
+    root: tuple[Any, ...]
+    carried: tuple[Any, ...]
+    varies: bool
+    is_lazy: bool
+    supports_set_state: bool
+    name: str
+
+    @classmethod
+    def of(cls, scope: Scope) -> Known:
+        """The description of the envs of a running batch, or of a view of one."""
+        metadata = [scope.pool.metadata[env] for env in scope.envs.tolist()]
+        output_spec, input_spec = _stacked(metadata, scope.signature.device)
+        first = metadata[0].specs.get("torchrl")
+        natives = [each.specs.get("torchrl") for each in metadata]
+        actions, states = (_keys(input_spec[f"full_{kind}_spec"]) for kind in ("action", "state"))
+        lazy = scope.signature.is_lazy
+        return cls(
+            output_spec=output_spec,
+            input_spec=input_spec,
+            device=scope.signature.device,
+            inputs=() if lazy else _tensors(input_spec),
+            actions=actions,
+            states=states,
+            root=tuple(key for kind in ("observation", "done") for key in _keys(output_spec[f"full_{kind}_spec"])),
+            carried=() if first is None else tuple(nested_key(key) for key in first.carried),
+            varies=scope.signature.varies,
+            is_lazy=lazy,
+            supports_set_state=all(native is not None and native.supports_set_state for native in natives),
+            name=metadata[0].name if first is None else first.name,
+        )
+
+    def to(self, device: torch.device) -> Known:
+        """The same on another device."""
+        values = {**self.__dict__, "device": device}
+        for name in ("output_spec", "input_spec"):
+            values[name] = getattr(self, name).to(device).lock_(recurse=True)
+        return type(self)(**values)
+
+
+def _stacked(metadata: Sequence[EnvMetadata], device: torch.device | None) -> tuple[Any, Any]:
+    """The output and the input spec of the batch."""
+    made: dict[int, tuple[Any, Any]] = {}
+    pairs = [made.setdefault(id(each), _own(each)) if id(each) not in made else made[id(each)] for each in metadata]
+    sides = []
+    for own in zip(*pairs, strict=True):
+        first = own[0]
+        alike = all(spec is first for spec in own)
+        spec = first.expand(len(own), *first.shape).clone() if alike else torch.stack([each.clone() for each in own], 0)
+        sides.append((spec if device is None else spec.to(device)).lock_(recurse=True))
+    return sides[0], sides[1]
+
+
+def _own(metadata: EnvMetadata) -> tuple[Any, Any]:
+    """The specs of one env, as it said them, or converted."""
+    native = metadata.specs.get("torchrl")
+    if native is not None:
+        return native.output_spec, native.input_spec
+    specs = EnvSpecs.of(metadata)
+    return to_torchrl(specs.output_spec), to_torchrl(specs.input_spec)
+
+
+def _keys(spec: Any) -> tuple[Any, ...]:
+    return tuple(unravel_key(key) for key in spec.keys(True, True))
+
+
+def _tensors(input_spec: Any) -> tuple[tuple[Any, torch.dtype], ...]:
+    """The inputs that are tensors, with their dtypes."""
+    return tuple(
+        (key, spec[key].dtype)
+        for spec in (input_spec["full_action_spec"], input_spec["full_state_spec"])
+        for key in _keys(spec)
+        if spec[key].dtype is not None
+    )
