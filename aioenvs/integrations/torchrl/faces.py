@@ -306,11 +306,11 @@ class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
             _hand_on(following, carried)
             over = done_mask(following, self.done_keys)
             _hand_on(root, {key: _where(over, root.get(key), value) for key, value in carried.items()})
-        if known.is_lazy:
-            root.update(tensordict.select(*known.actions, strict=False))
-        else:
+        if known.is_dense:
             for key in known.actions:
                 root.set(key, tensordict.get(key))
+        else:
+            root.update(tensordict.select(*known.actions, strict=False))
         return tensordict, root
 
     def _step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
@@ -462,7 +462,7 @@ def _given(td: TensorDictBase, known: Known, reset_keys: Sequence[Any]) -> Tenso
 
 def _fitting(td: TensorDictBase, known: Known) -> TensorDictBase:
     """The observations and flags of a TensorDict that are the envs' own, not what a transform made of them."""
-    if known.is_lazy:
+    if not known.is_dense:
         return td.select(*known.root, strict=False)
     fitting = []
     for kind in ("observation", "done"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from tensordict.utils import unravel_key
+from torchrl.data import Stacked, StackedComposite
 
 from aioenvs.batched.scope import Scope
 from aioenvs.batched.signature import EnvSpecs
@@ -16,6 +17,8 @@ from aioenvs.integrations.torchrl.specs import to_torchrl
 from aioenvs.trees import nested_key
 
 __all__ = ["Known"]
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Known:
         carried: Those of states that the policy hands on under `next`.
         varies: Whether the size of something varies.
         is_lazy: Whether results are lazy stacks.
+        is_dense: Whether no result is or holds a lazy stack, so that every entry can be had as one tensor.
         supports_set_state: Whether a reset takes `set_state`.
         name: What the first env calls itself.
     """
@@ -47,6 +51,7 @@ class Known:
     carried: tuple[Any, ...]
     varies: bool
     is_lazy: bool
+    is_dense: bool
     supports_set_state: bool
     name: str
 
@@ -59,17 +64,19 @@ class Known:
         natives = [each.specs.get("torchrl") for each in metadata]
         actions, states = (_keys(input_spec[f"full_{kind}_spec"]) for kind in ("action", "state"))
         lazy = scope.signature.is_lazy
+        dense = not lazy and not _has_stacks(output_spec) and not _has_stacks(input_spec)
         return cls(
             output_spec=output_spec,
             input_spec=input_spec,
             device=scope.signature.device,
-            inputs=() if lazy else _tensors(input_spec),
+            inputs=_tensors(input_spec) if dense else (),
             actions=actions,
             states=states,
             root=tuple(key for kind in ("observation", "done") for key in _keys(output_spec[f"full_{kind}_spec"])),
             carried=() if first is None else tuple(nested_key(key) for key in first.carried),
             varies=scope.signature.varies,
             is_lazy=lazy,
+            is_dense=dense,
             supports_set_state=all(native is not None and native.supports_set_state for native in natives),
             name=metadata[0].name if first is None else first.name,
         )
@@ -91,8 +98,17 @@ def _stacked(metadata: Sequence[EnvMetadata], device: torch.device | None) -> tu
         first = own[0]
         alike = all(spec is first for spec in own)
         spec = first.expand(len(own), *first.shape).clone() if alike else torch.stack([each.clone() for each in own], 0)
-        sides.append((spec if device is None else spec.to(device)).lock_(recurse=True))
+        sides.append((_settled(spec) if device is None else spec.to(device)).lock_(recurse=True))
     return sides[0], sides[1]
+
+
+def _settled(spec: Any) -> Any:
+    """The same where the specs of each kind are on the CPU if all in them are, as TorchRL's batches have it."""
+    for kind in list(spec.keys()):
+        part = spec[kind]
+        if part.device is None and all(leaf.device in (None, CPU) for leaf in part.values(True, True)):
+            spec[kind] = part.to(CPU)
+    return spec
 
 
 def _own(metadata: EnvMetadata) -> tuple[Any, Any]:
@@ -102,6 +118,12 @@ def _own(metadata: EnvMetadata) -> tuple[Any, Any]:
         return native.output_spec, native.input_spec
     specs = EnvSpecs.of(metadata)
     return to_torchrl(specs.output_spec), to_torchrl(specs.input_spec)
+
+
+def _has_stacks(spec: Any) -> bool:
+    """Whether there is a lazy stack in a Composite."""
+    parts = [spec, *spec.values(True, False)]
+    return any(isinstance(part, StackedComposite | Stacked) for part in parts)
 
 
 def _keys(spec: Any) -> tuple[Any, ...]:
