@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from aioenvs.trees import Key, region_trees
 __all__ = ["GymEnvAdapter", "SeenThrough", "adapted", "can_see_through", "has_values_of"]
 
 Decoder = Callable[[], None]
+NO_NAMES: Mapping[Key, Key] = {}
 
 
 def can_see_through(env: Any) -> bool:
@@ -35,15 +37,22 @@ def can_see_through(env: Any) -> bool:
     return has_values_of(env._adapter.metadata, env.output_spec, env.input_spec)
 
 
-def has_values_of(gym: EnvMetadata, output_spec: Composite, input_spec: Composite) -> bool:
+def has_values_of(
+    gym: EnvMetadata, output_spec: Composite, input_spec: Composite, names: Mapping[Key, Key] = NO_NAMES
+) -> bool:
     """Whether values of these specs are those of a Gymnasium env's spaces, but for one-hot actions.
 
     Args:
         gym: What the Gymnasium env says of itself.
         output_spec: Of `full_observation_spec`, `full_reward_spec` and `full_done_spec`.
         input_spec: Of `full_action_spec` and `full_state_spec`.
+        names: What the specs call values of the spaces, where that is not the same.
     """
-    spaces, trees = gym.leaves, region_trees(output_spec, input_spec)
+    trees = region_trees(output_spec, input_spec)
+    spaces = {
+        region: [replace(leaf, key=names.get(leaf.key, leaf.key)) for leaf in leaves]
+        for region, leaves in gym.leaves.items()
+    }
     specs, actions = trees[NEXT].leaves, trees[INPUT].leaves  # among the latter states, which no Gymnasium env has
     if specs.keys() != {leaf.key for leaf in spaces[NEXT]} or actions.keys() != {leaf.key for leaf in spaces[INPUT]}:
         return False
@@ -71,11 +80,20 @@ class SeenThrough(TensorDictAdapter):
         env_index: Its index, for messages.
         handling: What is done about its random numbers; its values take the same way in any case.
         gym: Drives the Gymnasium env.
+        names: What the env calls values of the spaces, where that is not the same.
     """
 
-    def __init__(self, env: Any, env_index: int, handling: Handling, gym: GymAdapter) -> None:
+    def __init__(
+        self,
+        env: Any,
+        env_index: int,
+        handling: Handling,
+        gym: GymAdapter,
+        names: Mapping[Key, Key] = NO_NAMES,
+    ) -> None:
         super().__init__(env, env_index, handling._replace(by_reference=False))
         self._gym = gym
+        self._names = names
         self._decoders: list[Decoder] = []
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
@@ -85,7 +103,8 @@ class SeenThrough(TensorDictAdapter):
             own[region] = {}
             for leaf in leaves:
                 key, shape = leaf.key, leaf.shape
-                values, spec = arrays[region][key][row : row + 1], self._trees[region].leaves[key]
+                name = self._names.get(key, key)
+                values, spec = arrays[region][name][row : row + 1], self._trees[region].leaves[name]
                 if region == INPUT and not isinstance(spec, Bounded | Unbounded):
                     own[region][key] = np.zeros((1, *shape), leaf.dtype)
                     self._decoders.append(self._decoder(key, spec, values[0, ...], own[region][key]))

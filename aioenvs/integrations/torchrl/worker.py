@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gymnasium
@@ -18,7 +18,7 @@ from aioenvs.engine.copying import received
 from aioenvs.engine.gym_adapter import GymAdapter
 from aioenvs.engine.metadata import INPUT, NEXT, ROOT, EnvMetadata
 from aioenvs.envs.adapter import TensorDictAdapter
-from aioenvs.envs.through import SeenThrough, has_values_of
+from aioenvs.envs.through import NO_NAMES, SeenThrough, has_values_of
 from aioenvs.errors import ResetNeededError
 from aioenvs.integrations.torchrl.specs import from_torchrl
 from aioenvs.specs import Composite, OneHot, TensorSpec
@@ -27,6 +27,7 @@ from aioenvs.trees import Key, nested_key
 
 __all__ = ["Native", "TorchRLAdapter", "TorchRLGymAdapter", "adapted", "can_see_through"]
 
+PIXELS: Mapping[Key, Key] = {("observation",): ("pixels",)}  # what TorchRL calls observations that look like images
 READERS = ("read_action", "read_done", "read_obs", "read_reward")
 COMMANDS = ("step", "_step", "reset", "_reset", "set_seed", "_set_seed", "maybe_reset", "step_and_maybe_reset")
 
@@ -173,6 +174,7 @@ class TorchRLGymAdapter(SeenThrough, TorchRLAdapter):
         env_index: Its index, for messages.
         handling: What is done about its random numbers; its values take the same way in any case.
         gym: Drives the Gymnasium env.
+        names: What TorchRL calls values of the spaces, where that is not the same.
     """
 
     def _decoder(self, key: Key, spec: TensorSpec, row: Any, target: Any) -> Any:
@@ -198,11 +200,11 @@ def adapted(env: Any, env_index: int, handling: Handling) -> TensorDictAdapter:
         env_index: Its index, for messages.
         handling: How it is driven.
     """
-    gym = None
     if can_see_through(env):
         gym = GymAdapter(env._env, env_index, generators=handling.generators)
-        adapter = TorchRLGymAdapter(env, env_index, handling, gym)
-        if has_values_of(gym.metadata, adapter.output_spec, adapter.input_spec):
+        names = PIXELS if env.from_pixels else NO_NAMES
+        adapter = TorchRLGymAdapter(env, env_index, handling, gym, names)
+        if has_values_of(gym.metadata, adapter.output_spec, adapter.input_spec, names):
             return adapter
     return TorchRLAdapter(env, env_index, handling)
 

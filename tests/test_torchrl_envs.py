@@ -1,0 +1,82 @@
+"""Real envs behind the dress for TorchRL: specs, values, dtypes, shapes and flags are those of TorchRL's SerialEnv."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+from oracle import TORCHRL_MARKS, has_torchrl
+
+pytestmark = list(TORCHRL_MARKS)
+if not has_torchrl():
+    pytest.skip("TorchRL is not installed", allow_module_level=True)
+
+import torchrl.envs as theirs
+from torchrl_envs import ENVS, differences, made, seen_through, trajectory
+
+from aioenvs.integrations import torchrl as ours
+from aioenvs.engine.adapters import Handling
+from aioenvs.integrations.torchrl.worker import TorchRLGymAdapter, adapted
+
+COUNT = 3
+PACKED = ("cartpole", "taxi", "half-cheetah-floats", "dict", "transforms", "pettingzoo-turns")
+
+
+def factory_of(name: str) -> Any:
+    try:
+        return made(name)
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@functools.cache
+def expected(name: str) -> Any:
+    """TorchRL's own specs and trajectory, made once."""
+    env = theirs.SerialEnv(COUNT, ENVS[name])
+    try:
+        return env.output_spec.clone(), env.input_spec.clone(), trajectory(env)
+    finally:
+        env.close(raise_if_closed=False)
+
+
+def check(env: Any, name: str) -> None:
+    output_spec, input_spec, seen = expected(name)
+    assert env.output_spec == output_spec
+    assert env.input_spec == input_spec
+    found = trajectory(env)
+    assert [step for step, _ in found] == [step for step, _ in seen]
+    lines = [line for (step, own), (_, other) in zip(found, seen, strict=True) for line in differences(own, other, step)]
+    assert not lines, "\n".join(lines[:8])
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_in_this_process(name: str) -> None:
+    with ours.SerialEnv(COUNT, factory_of(name)) as env:
+        check(env, name)
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_in_workers(name: str, backend: str) -> None:
+    with ours.ParallelEnv(COUNT, factory_of(name), num_processes=2, backend=backend) as env:
+        check(env, name)
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_which_are_seen_through(name: str) -> None:
+    """To the Gymnasium env, which is exact for these; the others are driven as TensorDict envs."""
+    adapter = adapted(factory_of(name)(), 0, Handling())
+    assert isinstance(adapter, TorchRLGymAdapter) == (name in seen_through)
+    adapter.close()
+
+
+def test_a_patched_env_is_not_seen_through() -> None:
+    def patched() -> Any:
+        env = theirs.GymEnv("CartPole-v1")
+        read = env.read_reward
+        env.read_reward = lambda reward: read(reward) * 3
+        return env
+
+    with ours.SerialEnv(2, patched) as env:
+        assert env.rollout(3)["next", "reward"].tolist() == [[[3.0]] * 3] * 2
