@@ -107,8 +107,12 @@ class TensorDictAdapter:
             },
             takes_root=True,
             kinds=tuple(str(spec.dtype) for tree in self._trees.values() for spec in tree.leaves.values()),
-            num_seeds=getattr(env, "num_seeds", 1),
+            num_seeds=self._num_seeds(),
         )
+
+    def _num_seeds(self) -> int:
+        """How many seeds of a chain the env uses up."""
+        return getattr(self.env, "num_seeds", 1)
 
     def _is_fixed(self, spec: TensorSpec) -> bool:
         return not (self._by_reference or isinstance(spec, NonTensor) or -1 in spec.shape)
@@ -141,7 +145,7 @@ class TensorDictAdapter:
         """What the caller knows of the env, as the argument of its reset."""
         if not arguments.given and not arguments.objects:
             return None
-        rows = self._rows[INPUT] | self._rows[ROOT]
+        rows = self._rows[ROOT] | self._rows[INPUT]  # where a state is an observation as well, it is in the latter
         values = {key: rows[key].clone() for key in arguments.given} | {
             key: copied(value) for key, value in arguments.objects.items()
         }

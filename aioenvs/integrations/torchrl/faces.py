@@ -94,13 +94,7 @@ class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
         return known
 
     def set_spec_lock_(self, mode: bool = True) -> Self:
-        """Only lock the specs, as they are: they follow from those of the envs.
-
-        Raises:
-            RuntimeError: If they are to be unlocked.
-        """
-        if not mode:
-            raise RuntimeError(f"the specs of {self!r} follow from its envs and cannot be unlocked; change them there")
+        """Leave the specs locked, whatever `mode` is: they follow from those of the envs."""
         return self
 
     @property
@@ -112,10 +106,17 @@ class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
     def is_spec_locked(self, locked: bool) -> None:
         self.set_spec_lock_(locked)
 
+    def _create_done_specs(self) -> None:
+        """Do nothing: the envs' own are complete."""
+
     @property
     def is_closed(self) -> bool:
         """Whether there are no envs now: not started yet, or closed."""
         return bool(self._envs.is_closed)
+
+    @is_closed.setter
+    def is_closed(self, closed: bool) -> None:
+        """Take notice: wrappers of TorchRL's say it once more after they closed it."""
 
     @property
     def create_env_fn(self) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tensordict.utils import unravel_key
-from torchrl.data import Stacked, StackedComposite
+from torchrl.data import Composite, Stacked, StackedComposite
 
 from aioenvs.batched.scope import Scope
 from aioenvs.batched.signature import EnvSpecs
@@ -97,9 +97,15 @@ def _stacked(metadata: Sequence[EnvMetadata], device: torch.device | None) -> tu
     for own in zip(*pairs, strict=True):
         first = own[0]
         alike = all(spec is first for spec in own)
-        spec = first.expand(len(own), *first.shape).clone() if alike else torch.stack([each.clone() for each in own], 0)
+        spec = first.expand(len(own), *first.shape).clone() if alike else _joined([each.clone() for each in own])
         sides.append((_settled(spec) if device is None else spec.to(device)).lock_(recurse=True))
     return sides[0], sides[1]
+
+
+def _joined(specs: Sequence[Any]) -> Any:
+    """The specs of envs that differ: of each kind a stack."""
+    stacked = torch.stack(list(specs), 0)
+    return Composite({kind: stacked[kind] for kind in specs[0].keys()}, shape=stacked.shape, device=specs[0].device)  # noqa: SIM118
 
 
 def _settled(spec: Any) -> Any:

@@ -99,9 +99,11 @@ class TorchRLAdapter(TensorDictAdapter):
             str(env),
         )
         described = super()._describe()
-        return dataclasses.replace(
-            described, specs={**described.specs, "torchrl": native}, num_seeds=_num_seeds(env)
-        )
+        return dataclasses.replace(described, specs={**described.specs, "torchrl": native})
+
+    def _num_seeds(self) -> int:
+        env = _innermost(self.env)
+        return int(env.num_seeds if hasattr(type(env), "num_seeds") else _num_workers(env))
 
     def reset(self, arguments: ResetArguments) -> None:
         kwargs = received(dict(arguments.kwargs), keeps_graph=self._keeps_grad)
@@ -142,7 +144,7 @@ class TorchRLAdapter(TensorDictAdapter):
                 self._write(ROOT, following)
             self._root = outcome.exclude(*self._rewards) if following is None else following
         self._failed = False
-        return done
+        return done or (maybe_reset and self._in_one)
 
     def _check(self, key: Key, spec: TensorSpec, value: Any) -> None:
         """As for other envs, but for the dtype, which TorchRL's own workers do not look at either."""
@@ -267,15 +269,9 @@ def _taken_apart(transform: Any) -> Iterator[Transform]:
         yield transform
 
 
-def _num_seeds(env: Any) -> int:
-    """How many seeds of a chain an env uses up."""
-    env = _innermost(env)
-    own = getattr(type(env), "num_seeds", None)
-    if own is not None:
-        return int(env.num_seeds)
-    if not isinstance(env, BatchedEnvBase):
-        return 1
-    return int(env.num_workers)
+def _num_workers(env: Any) -> int:
+    """How many envs there are in an env, counted as TorchRL's chain of seeds counts them."""
+    return int(env.num_workers) if isinstance(env, BatchedEnvBase) else 1
 
 
 def _steps_in_one(env: Any, transforms: list[Transform]) -> bool:
