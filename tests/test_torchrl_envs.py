@@ -6,19 +6,14 @@ import functools
 from typing import Any
 
 import pytest
-from oracle import TORCHRL_MARKS, has_torchrl
+from oracle import TORCHRL_MARKS
+from torchrl_envs import ENVS, SEEN_THROUGH, differences, made, theirs, trajectory
 
-pytestmark = list(TORCHRL_MARKS)
-if not has_torchrl():
-    pytest.skip("TorchRL is not installed", allow_module_level=True)
-
-import torchrl.envs as theirs
-from torchrl_envs import ENVS, differences, made, seen_through, trajectory
-
-from aioenvs.integrations import torchrl as ours
 from aioenvs.engine.adapters import Handling
+from aioenvs.integrations import torchrl as ours
 from aioenvs.integrations.torchrl.worker import TorchRLGymAdapter, adapted
 
+pytestmark = list(TORCHRL_MARKS)
 COUNT = 3
 PACKED = ("cartpole", "taxi", "half-cheetah-floats", "dict", "transforms", "pettingzoo-turns")
 
@@ -46,7 +41,9 @@ def check(env: Any, name: str) -> None:
     assert env.input_spec == input_spec
     found = trajectory(env)
     assert [step for step, _ in found] == [step for step, _ in seen]
-    lines = [line for (step, own), (_, other) in zip(found, seen, strict=True) for line in differences(own, other, step)]
+    lines = [
+        line for (step, own), (_, other) in zip(found, seen, strict=True) for line in differences(own, other, step)
+    ]
     assert not lines, "\n".join(lines[:8])
 
 
@@ -67,7 +64,7 @@ def test_in_workers(name: str, backend: str) -> None:
 def test_which_are_seen_through(name: str) -> None:
     """To the Gymnasium env, which is exact for these; the others are driven as TensorDict envs."""
     adapter = adapted(factory_of(name)(), 0, Handling())
-    assert isinstance(adapter, TorchRLGymAdapter) == (name in seen_through)
+    assert isinstance(adapter, TorchRLGymAdapter) == (name in SEEN_THROUGH)
     adapter.close()
 
 

@@ -13,9 +13,12 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, is_non_tensor
 
-with warnings.catch_warnings():
+with warnings.catch_warnings():  # TorchRL warns of much when it is imported, and warnings are errors here
     warnings.simplefilter("ignore")
+    import torchrl.collectors as collectors
+    import torchrl.data as data
     import torchrl.envs as theirs
+    import torchrl.modules as modules
     from torchrl.data import Unbounded
     from torchrl.envs import (
         CatFrames,
@@ -30,7 +33,18 @@ with warnings.catch_warnings():
         TransformedEnv,
     )
 
-__all__ = ["ENVS", "DictEnv", "differences", "made", "seen_through", "trajectory"]
+__all__ = [
+    "ENVS",
+    "SEEN_THROUGH",
+    "DictEnv",
+    "collectors",
+    "data",
+    "differences",
+    "made",
+    "modules",
+    "theirs",
+    "trajectory",
+]
 
 
 class DictEnv(gymnasium.Env[Any, Any]):
@@ -153,7 +167,7 @@ ENVS: Mapping[str, Callable[[], Any]] = {
     "pettingzoo-parallel": _pettingzoo_parallel,
 }
 NEEDED = {"minigrid": "minigrid", "pettingzoo-turns": "pettingzoo", "pettingzoo-parallel": "pettingzoo"}
-seen_through = (
+SEEN_THROUGH = (
     *("cartpole", "cartpole-categorical", "cartpole-cpu", "pendulum", "acrobot", "mountain-car"),
     *("mountain-car-continuous", "lunar-lander", "bipedal-walker", "half-cheetah", "pong", "minigrid"),
 )
@@ -194,7 +208,9 @@ def differences(found: Any, expected: Any, path: str = "") -> list[str]:
     if isinstance(expected, TensorDictBase) and not is_non_tensor(expected):
         lines = []
         if (found.batch_size, found.device, found.names) != (expected.batch_size, expected.device, expected.names):
-            lines.append(f"{path}: {found.batch_size} {found.device} here, {expected.batch_size} {expected.device} there")
+            lines.append(
+                f"{path}: {found.batch_size} {found.device} here, {expected.batch_size} {expected.device} there"
+            )
         if set(found.keys()) != set(expected.keys()):
             lines.append(f"{path}: the keys {sorted(found.keys())} here, {sorted(expected.keys())} there")
         for key in sorted(set(found.keys()) & set(expected.keys())):

@@ -82,7 +82,9 @@ class _Scout(cloudpickle.Pickler):  # type: ignore[misc]
     def _note(self, modules: Iterable[str]) -> bool:
         """Whether one of these modules is torch's, or needs it."""
         names = [name for name in modules if isinstance(name, str)]
-        if any(name.partition(".")[0] == "torchrl" or name.startswith("aioenvs.integrations.torchrl") for name in names):
+        if any(
+            name.partition(".")[0] == "torchrl" or name.startswith("aioenvs.integrations.torchrl") for name in names
+        ):
             self.found.add("torchrl")
             raise _FoundAll
         if not any(map(_is_torch, names)):

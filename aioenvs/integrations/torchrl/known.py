@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.utils import unravel_key
 from torchrl.data import Composite, Stacked, StackedComposite
 
@@ -87,6 +88,48 @@ class Known:
         for name in ("output_spec", "input_spec"):
             values[name] = getattr(self, name).to(device).lock_(recurse=True)
         return type(self)(**values)
+
+    # -- what goes in and out -------------------------------------------------------------------------------
+
+    def castable(self, td: TensorDictBase) -> TensorDictBase:
+        """The same with inputs of the right dtypes, as TorchRL's buffers would cast them; a copy if need be."""
+        casts = {
+            key: value.to(dtype)
+            for key, dtype in self.inputs
+            if (value := td.get(key, None)) is not None and getattr(value, "dtype", dtype) is not dtype
+        }
+        if not casts:
+            return td
+        td = td.copy()
+        for key, value in casts.items():
+            td.set(key, value)
+        return td
+
+    def handed_on(self, td: TensorDictBase) -> dict[Any, Any]:
+        """What the policy hands on to the next step under `next`, which an env only begins with."""
+        preset = td.get("next", None) if self.carried else None
+        if preset is None:
+            return {}
+        return {key: value for key in self.carried if (value := preset.get(key, None)) is not None}
+
+    def given(self, td: TensorDictBase, reset_keys: Sequence[Any]) -> TensorDictBase:
+        """What envs that are reset, or kept, are to know of a TensorDict."""
+        given: TensorDictBase = self.fitting(td).update(td.select(*reset_keys, *self.states, "_reset", strict=False))
+        return given
+
+    def fitting(self, td: TensorDictBase) -> TensorDictBase:
+        """The observations and flags of a TensorDict that are the envs' own, not what a transform made of them."""
+        if not self.is_dense:
+            return td.select(*self.root, strict=False)
+        parts = (self.output_spec[f"full_{kind}_spec"] for kind in ("observation", "done"))
+        return td.select(*(key for part in parts for key in _keys(part) if _fits(td.get(key, None), part[key])))
+
+
+def _fits(value: Any, leaf: Any) -> bool:
+    """Whether there is a value, of the leaf's dtype and shape if it has a dtype."""
+    if value is None or leaf.dtype is None:
+        return value is not None
+    return bool((value.dtype, value.shape) == (leaf.dtype, leaf.shape))
 
 
 def _stacked(metadata: Sequence[EnvMetadata], device: torch.device | None) -> tuple[Any, Any]:

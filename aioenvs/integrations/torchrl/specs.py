@@ -153,7 +153,7 @@ def from_torchrl(spec: Any) -> own.TensorSpec:
     Bounded(low=-1, high=1, shape=(3,), dtype=float32, device=cpu)
     """
     if isinstance(spec, rl.StackedComposite):
-        return own.StackedComposite(*map(from_torchrl, spec._specs), dim=spec.stack_dim)  # type: ignore[arg-type]
+        return own.StackedComposite(*map(from_torchrl, spec._specs), dim=spec.stack_dim)
     if isinstance(spec, rl.Stacked):
         return own.Stacked(*map(from_torchrl, spec._specs), dim=spec.stack_dim)
     if isinstance(spec, rl.Composite):

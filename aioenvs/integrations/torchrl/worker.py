@@ -89,7 +89,9 @@ class TorchRLAdapter(TensorDictAdapter):
         env = self.env
         primers = (transform for transform in _transforms(env) if isinstance(transform, TensorDictPrimer))
         carried = tuple(
-            (key,) if isinstance(key, str) else tuple(key) for primer in primers for key in primer.primers.keys(True, True)
+            (key,) if isinstance(key, str) else tuple(key)
+            for primer in primers
+            for key in primer.primers.keys(True, True)
         )
         native = Native(
             env.output_spec.clone(),
@@ -164,8 +166,8 @@ class TorchRLAdapter(TensorDictAdapter):
         return super().perform(call)
 
     def close(self) -> None:
-        if not getattr(self.env, "is_closed", False) or not isinstance(self.env, BatchedEnvBase):
-            self.env.close(raise_if_closed=False)
+        if not (isinstance(_innermost(self.env), BatchedEnvBase) and self.env.is_closed):
+            self.env.close()
 
 
 class TorchRLGymAdapter(SeenThrough, TorchRLAdapter):
@@ -278,9 +280,7 @@ def _steps_in_one(env: Any, transforms: list[Transform]) -> bool:
     """Whether an env steps and resets in a way of its own, so that the next root does not follow from the outcome."""
     base = torchrl.envs.EnvBase
     inner = _innermost(env)
-    hooks = (
-        type(each)._post_step_mdp_hooks is not Transform._post_step_mdp_hooks for each in transforms
-    )
+    hooks = (type(each)._post_step_mdp_hooks is not Transform._post_step_mdp_hooks for each in transforms)
     return (
         any(hooks)
         or getattr(inner, "_post_step_mdp_hooks", None) is not None
