@@ -7,7 +7,8 @@ It needs the extra `torchrl`.
 
 from __future__ import annotations
 
+from aioenvs.integrations.torchrl.aio import AsyncParallelEnv, AsyncSerialEnv
 from aioenvs.integrations.torchrl.faces import ParallelEnv, SerialEnv
 from aioenvs.integrations.torchrl.specs import from_torchrl, to_torchrl
 
-__all__ = ["ParallelEnv", "SerialEnv", "from_torchrl", "to_torchrl"]
+__all__ = ["AsyncParallelEnv", "AsyncSerialEnv", "ParallelEnv", "SerialEnv", "from_torchrl", "to_torchrl"]

@@ -1,13 +1,13 @@
-"""The classes that stand in for TorchRL's, and the options that they take."""
+"""The classes that stand in for TorchRL's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from aioenvs.batched import sync
 from aioenvs.batched.aio import is_single, without_hosts
 from aioenvs.integrations.torchrl.batch import BatchedEnv
+from aioenvs.integrations.torchrl.options import WORKERS, translated
 
 __all__ = ["ParallelEnv", "SerialEnv"]
 
@@ -32,7 +32,7 @@ class SerialEnv(BatchedEnv):
             raise TypeError(f"Cannot use mp_start_method={options['mp_start_method']} with envs of this process.")
         if options.get("metadata_from_workers"):
             raise TypeError("metadata_from_workers=True has no meaning without workers.")
-        options = without_hosts(_translated(options))
+        options = without_hosts(translated(options))
         super().__init__(sync.SerialEnv, num_workers, create_env_fn, options)
 
 
@@ -67,7 +67,7 @@ class ParallelEnv(BatchedEnv):
     def __init__(
         self, num_workers: int, create_env_fn: Any, *, serial_for_single: bool = False, **options: Any
     ) -> None:
-        super().__init__(sync.ParallelEnv, num_workers, create_env_fn, _translated(options))
+        super().__init__(sync.ParallelEnv, num_workers, create_env_fn, translated(options))
 
     @classmethod
     def make_parallel(cls, *args: Any, num_envs: int = 1, **options: Any) -> Any:
@@ -75,21 +75,3 @@ class ParallelEnv(BatchedEnv):
         if args and isinstance(args[0], int):
             return cls(*args, **options)
         return cls(num_envs, *args, **options)
-
-
-WORKERS = ("mp_start_method", "metadata_from_workers")
-WITHOUT_EFFECT = ("metadata_from_workers", "auto_wrap_envs", "policy_proof")
-
-
-def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
-    """TorchRL's options as those of the plain faces.
-
-    Raises:
-        ValueError: For `pin_memory=True`, as TorchRL says it.
-    """
-    kept = {name: value for name, value in options.items() if name not in WITHOUT_EFFECT}
-    if kept.pop("pin_memory", False):
-        raise ValueError("pin_memory for batched envs is deprecated")
-    if kept.get("memmap") and kept.get("shared_memory", True):
-        raise RuntimeError("memmap and shared memory are mutually exclusive features.")
-    return kept

@@ -108,7 +108,7 @@ class Foreign(LeafSpec):
         """Whether TorchRL says that both are equal."""
         return type(other) is type(self) and bool(self.spec == other.spec)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def _details(self) -> list[str]:
         return [type(self.spec).__name__]
@@ -150,10 +150,11 @@ def from_torchrl(spec: Any) -> own.TensorSpec:
 
     >>> import torchrl.data
     >>> from_torchrl(torchrl.data.Bounded(-1, 1, (3,)))
-    Bounded(low=-1, high=1, shape=(3,), dtype=float32, device=cpu)
+    Bounded(low=-1.0, high=1.0, shape=(3,), dtype=float32, device=cpu)
     """
     if isinstance(spec, rl.StackedComposite):
-        return own.StackedComposite(*map(from_torchrl, spec._specs), dim=spec.stack_dim)
+        members: list[Any] = [from_torchrl(each) for each in spec._specs]
+        return own.StackedComposite(*members, dim=spec.stack_dim)
     if isinstance(spec, rl.Stacked):
         return own.Stacked(*map(from_torchrl, spec._specs), dim=spec.stack_dim)
     if isinstance(spec, rl.Composite):
