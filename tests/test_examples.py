@@ -68,6 +68,14 @@ def test_torch_env_learns_by_gradients_through_the_env() -> None:
     assert second == "serial and parallel rollouts are equal: True"
 
 
+def test_ppo_with_torchrl_learns() -> None:
+    pytest.importorskip("torchrl")
+    output = run_example("torchrl_ppo.py")
+    lengths = [float(found) for found in re.findall(r"took +([0-9.]+) steps$", output, flags=re.MULTILINE)]
+    assert lengths[0] < 50
+    assert lengths[-1] >= 300
+
+
 def test_coroutine_envs_await_at_the_same_time() -> None:
     output = run_example("coroutine_env.py", "--envs", "40", "--steps", "3", "--seconds", "0.2")
     found = re.search(r"steps/s: (\d+); ideal, .* took time: 200; one env after the other: 5$", output, re.MULTILINE)

@@ -288,6 +288,14 @@ def test_batches_in_workers_use_up_several_seeds(make: Any) -> None:
     both(use, make, nested)
 
 
+def test_states_that_envs_observe_need_not_be_given(make: Any) -> None:
+    """As in TorchRL's ParallelEnv; its SerialEnv fails."""
+    with make(2, lambda: counted(theirs.GymEnv("CartPole-v1"))) as env:
+        env.reset()
+        counts = [env.rand_step()["next", "step_count"].tolist() for _ in range(3)]
+    assert counts == [[[count]] * 2 for count in (1, 2, 3)]
+
+
 def test_partial_steps(make: Any) -> None:
     def use(env: Any) -> Any:
         td = env.rand_action(seeded(env).reset())

@@ -100,9 +100,9 @@ def _pettingzoo_turns() -> Any:
 
 
 def _pettingzoo_parallel() -> Any:
-    from pettingzoo.butterfly import pistonball_v6
+    from pettingzoo.classic import rps_v2
 
-    return theirs.PettingZooWrapper(env=pistonball_v6.parallel_env(n_pistons=3))
+    return theirs.PettingZooWrapper(env=rps_v2.parallel_env(max_cycles=4))
 
 
 def _with_info() -> Any:

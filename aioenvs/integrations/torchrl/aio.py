@@ -32,8 +32,9 @@ class _WithTheirSpecs(AsyncBatchedEnv):
         return self._shown[1]
 
     def _remember(self, running: Any) -> None:
-        self._theirs  # noqa: B018  (looked at while there are envs that say it)
         super()._remember(running)
+        if self._shown is None or self._shown[0] is not self._known_signature:
+            self._shown = (self._known_signature, Known.of(running.everything))
 
     @property
     def _index(self) -> SpecIndex:

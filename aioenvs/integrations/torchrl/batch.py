@@ -283,7 +283,7 @@ class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Take one step in all envs, or in those that a mask names; see `aioenvs.ParallelEnv.step`."""
         known = self._looks()
-        given = known.castable(tensordict)
+        given = self._usable(tensordict, known)
         carried = known.handed_on(tensordict)
         self._envs.step(given)
         if given is not tensordict:
@@ -297,7 +297,7 @@ class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
         known = self._looks()
         if tensordict.device != known.device and known.device is not None:
             tensordict = tensordict.to(known.device)
-        given = known.castable(tensordict)
+        given = self._usable(tensordict, known)
         carried = known.handed_on(tensordict)
         _, root = self._envs.step_and_maybe_reset(given)
         if given is not tensordict:
@@ -324,11 +324,18 @@ class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
         mask = tensordict.get("_step", None)
         if mask is not None:
             given.update(known.fitting(tensordict)).set("_step", mask)
-        given = known.castable(given)
+        given = self._usable(given, known)
         self._envs.step(given)
         following: TensorDictBase = given.get("next")
         _hand_on(following, known.handed_on(tensordict))
         return following
+
+    def _usable(self, td: TensorDictBase, known: Known) -> TensorDictBase:
+        """What the envs can take a step with: inputs of the right dtypes, and states that they know themselves."""
+        missing = known.missing(td)
+        if missing:
+            td = td.copy().update(self.shared_tensordict_parent.select(*missing))
+        return known.castable(td)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         """The observations and flags after a reset of all envs, or of those that a mask names."""

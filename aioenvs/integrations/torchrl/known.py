@@ -33,6 +33,7 @@ class Known:
         inputs: The keys of actions and states of which all envs have the same one tensor, and the dtype of each.
         actions: The keys of the actions.
         states: The keys of the states.
+        observed_states: Those of them that are observations as well, where all envs have the same.
         root: The keys of observations and done flags.
         carried: Those of states that the policy hands on under `next`.
         varies: Whether the size of something varies.
@@ -48,6 +49,7 @@ class Known:
     inputs: tuple[tuple[Any, torch.dtype], ...]
     actions: tuple[Any, ...]
     states: tuple[Any, ...]
+    observed_states: tuple[Any, ...]
     root: tuple[Any, ...]
     carried: tuple[Any, ...]
     varies: bool
@@ -66,6 +68,7 @@ class Known:
         actions, states = (_keys(input_spec[f"full_{kind}_spec"]) for kind in ("action", "state"))
         lazy = scope.signature.is_lazy
         dense = not lazy and not _has_stacks(output_spec) and not _has_stacks(input_spec)
+        root = tuple(key for kind in ("observation", "done") for key in _keys(output_spec[f"full_{kind}_spec"]))
         return cls(
             output_spec=output_spec,
             input_spec=input_spec,
@@ -73,7 +76,8 @@ class Known:
             inputs=_tensors(input_spec) if dense else (),
             actions=actions,
             states=states,
-            root=tuple(key for kind in ("observation", "done") for key in _keys(output_spec[f"full_{kind}_spec"])),
+            root=root,
+            observed_states=tuple(key for key in states if key in root) if dense else (),
             carried=() if first is None else tuple(nested_key(key) for key in first.carried),
             varies=scope.signature.varies,
             is_lazy=lazy,
@@ -104,6 +108,10 @@ class Known:
         for key, value in casts.items():
             td.set(key, value)
         return td
+
+    def missing(self, td: TensorDictBase) -> list[Any]:
+        """The states that a TensorDict lacks, and an env knows, since they are observations as well."""
+        return [key for key in self.observed_states if td.get(key, None) is None]
 
     def handed_on(self, td: TensorDictBase) -> dict[Any, Any]:
         """What the policy hands on to the next step under `next`, which an env only begins with."""

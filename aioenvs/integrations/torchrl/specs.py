@@ -249,10 +249,11 @@ def _their_tensor(spec: own.TensorSpec) -> Any:
         return rl.MultiOneHot(spec.nvec, mask=mask, **plain)
     if isinstance(spec, own.OneHot):
         return rl.OneHot(spec.n, mask=mask, **plain)
-    if isinstance(spec, own.Categorical) and spec.start == 0:
+    if isinstance(spec, own.MultiCategorical):
+        if not spec.start.any():
+            return rl.MultiCategorical(_one_row(spec.nvec), mask=mask, **plain)
+    elif isinstance(spec, own.Categorical) and spec.start == 0:
         return rl.Categorical(spec.n, mask=mask, **plain)
-    if isinstance(spec, own.MultiCategorical) and not spec.start.any():
-        return rl.MultiCategorical(_one_row(spec.nvec), mask=mask, **plain)
     if isinstance(spec, own.Bounded | own.Categorical | own.MultiCategorical):
         size = concrete(spec.shape)
         low, high = (bound.expand(size).clone() for bound in _bounds(spec))
@@ -261,8 +262,10 @@ def _their_tensor(spec: own.TensorSpec) -> Any:
 
 
 def _bounds(spec: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(spec, own.MultiCategorical):
+        return spec.start, spec.start + spec.nvec - 1
     if isinstance(spec, own.Categorical):
-        return tuple(torch.tensor(bound, dtype=spec.dtype) for bound in (spec.start, spec.start + spec.n - 1))  # type: ignore[return-value]
+        return torch.tensor(spec.start), torch.tensor(spec.start + spec.n - 1)
     return spec.low, spec.high
 
 
