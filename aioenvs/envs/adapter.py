@@ -189,7 +189,7 @@ class TensorDictAdapter:
             if isinstance(spec, NonTensor):
                 objects[key] = copied(plain(value))  # the env may reuse it
                 continue
-            self._check(key, spec, value)
+            value = self._checked(key, spec, value)
             if key in rows:
                 rows[key].copy_(value)
             else:
@@ -197,7 +197,12 @@ class TensorDictAdapter:
         self._where[0] = IN_ROOT if region == ROOT else IN_NEXT
         return values
 
-    def _check(self, key: Key, spec: TensorSpec, value: Any) -> None:
+    def _checked(self, key: Key, spec: TensorSpec, value: Any) -> torch.Tensor:
+        """A value that fits its spec.
+
+        Raises:
+            SpecMismatchError: If it does not.
+        """
         if not isinstance(value, torch.Tensor):
             raise self._mismatch(key, f"a tensor of {spec.dtype}", type(value).__name__)
         fits = value.shape == spec.shape or (
@@ -208,6 +213,7 @@ class TensorDictAdapter:
             raise self._mismatch(
                 key, f"{spec.dtype} of shape {tuple(spec.shape)}", f"{value.dtype} of shape {tuple(value.shape)}"
             )
+        return value
 
     def _mismatch(self, key: Key, expected: str, found: str) -> SpecMismatchError:
         return SpecMismatchError(

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gymnasium
+import torch
 import torchrl.envs
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl.envs.gym_like import GymLikeEnv
 from torchrl.envs.transforms import Compose, TensorDictPrimer, Transform
@@ -16,7 +17,8 @@ from torchrl.envs.transforms import Compose, TensorDictPrimer, Transform
 from aioenvs.engine.adapters import Call, Handling, ResetArguments
 from aioenvs.engine.copying import received
 from aioenvs.engine.gym_adapter import GymAdapter
-from aioenvs.engine.metadata import INPUT, NEXT, ROOT, EnvMetadata
+from aioenvs.engine.layout import Arrays
+from aioenvs.engine.metadata import IN_NEXT, IN_ROOT, INPUT, NEXT, ROOT, EnvMetadata
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.through import NO_NAMES, SeenThrough, has_values_of
 from aioenvs.errors import ResetNeededError
@@ -80,7 +82,13 @@ class TorchRLAdapter(TensorDictAdapter):
         self._supports_set_state = bool(getattr(env, "_supports_set_state", False))
         self._in_one = _steps_in_one(env, transforms)
         self._root: TensorDictBase | None = None  # what is known of the env, which some of its transforms count on
+        self._done_keys = self._sufficient(self.metadata.done_keys)
         self._rewards = [nested_key(key) for key in self.metadata.reward_keys]
+
+    @staticmethod
+    def _sufficient(keys: tuple[Key, ...]) -> tuple[Key, ...]:
+        """The flags that say whether an episode is over: `done` is set wherever another one beside it is."""
+        return tuple(key for key in keys if key[-1] == "done" or (*key[:-1], "done") not in keys)
 
     def _specs_of(self, env: Any, env_index: int) -> tuple[Composite, Composite]:
         return from_torchrl(env.output_spec), from_torchrl(env.input_spec)  # type: ignore[return-value]
@@ -130,8 +138,7 @@ class TorchRLAdapter(TensorDictAdapter):
             )
         self._failed = True
         with self._streams, self._grads:
-            values = {key: row.clone() for key, row in self._rows[INPUT].items()} | self._objects[INPUT]
-            td = self._root.update(self._placed(self._trees[INPUT].build(values)))
+            td = self._with_inputs(self._root)
             following = None
             if maybe_reset and self._in_one:
                 td, following = self.env.step_and_maybe_reset(td)
@@ -139,7 +146,7 @@ class TorchRLAdapter(TensorDictAdapter):
                 td = self.env.step(td)
             outcome = td.get("next")
             written = self._write(NEXT, outcome)
-            done = any(bool(written[key].any()) for key in self.metadata.done_keys)
+            done = any(bool(written[key].any()) for key in self._done_keys)
             if done and maybe_reset and following is None:
                 following = self.env.maybe_reset(self.env.step_mdp(td))
             if following is not None:
@@ -148,11 +155,46 @@ class TorchRLAdapter(TensorDictAdapter):
         self._failed = False
         return done or (maybe_reset and self._in_one)
 
-    def _check(self, key: Key, spec: TensorSpec, value: Any) -> None:
+    def _checked(self, key: Key, spec: TensorSpec, value: Any) -> torch.Tensor:
         """As for other envs, but for the dtype, which TorchRL's own workers do not look at either."""
-        if getattr(value, "dtype", None) is not spec.dtype and hasattr(value, "to") and spec.dtype is not None:
+        if isinstance(value, torch.Tensor) and value.dtype is not spec.dtype and spec.dtype is not None:
             value = value.to(spec.dtype)
-        super()._check(key, spec, value)
+        return super()._checked(key, spec, value)
+
+    def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
+        super().bind(arrays, row)
+        self._plans = {region: self._plan(region) for region in (INPUT, NEXT, ROOT)}
+
+    def _plan(self, region: str) -> list[tuple[str, Key, torch.Tensor, torch.Size]]:
+        """The name, key, row and shape of each leaf, where all are tensors with a row at the root; else nothing."""
+        leaves, rows = self._trees[region].leaves, self._rows[region]
+        if leaves.keys() != rows.keys() or any(len(key) > 1 for key in leaves):
+            return []
+        return [(key[0], key, rows[key], spec.shape) for key, spec in leaves.items()]
+
+    def _write(self, region: str, td: TensorDictBase) -> dict[Key, Any]:
+        plan, entries = self._plans[region], dict(td.items()) if type(td) is TensorDict else {}
+        if not plan or not entries:
+            return super()._write(region, td)
+        values: dict[Key, Any] = {}
+        for name, key, row, shape in plan:
+            value = entries.get(name)
+            if type(value) is not torch.Tensor or value.shape != shape:
+                return super()._write(region, td)  # which says what is wrong
+            row.copy_(value)
+            values[key] = value
+        self._where[0] = IN_ROOT if region == ROOT else IN_NEXT
+        return values
+
+    def _with_inputs(self, root: TensorDictBase) -> TensorDictBase:
+        """What is known of the env, with the inputs of the next step."""
+        plan = self._plans[INPUT]
+        if not plan or self.env.device is not None:
+            values = {key: row.clone() for key, row in self._rows[INPUT].items()} | self._objects[INPUT]
+            return root.update(self._placed(self._trees[INPUT].build(values)))
+        for name, _, row, _ in plan:
+            root.set(name, row.clone())
+        return root
 
     def perform(self, call: Call) -> Any:
         if call.kind == "call" and "." in call.name:
