@@ -30,6 +30,7 @@ from aioenvs.trees import Key, nested_key
 __all__ = ["Native", "TorchRLAdapter", "TorchRLGymAdapter", "adapted", "can_see_through"]
 
 PIXELS: Mapping[Key, Key] = {("observation",): ("pixels",)}  # what TorchRL calls observations that look like images
+DONE: Key = ("done",)
 READERS = ("read_action", "read_done", "read_obs", "read_reward")
 COMMANDS = ("step", "_step", "reset", "_reset", "set_seed", "_set_seed", "maybe_reset", "step_and_maybe_reset")
 
@@ -82,13 +83,9 @@ class TorchRLAdapter(TensorDictAdapter):
         self._supports_set_state = bool(getattr(env, "_supports_set_state", False))
         self._in_one = _steps_in_one(env, transforms)
         self._root: TensorDictBase | None = None  # what is known of the env, which some of its transforms count on
-        self._done_keys = self._sufficient(self.metadata.done_keys)
+        # TorchRL looks at `done` alone where the root has it and `terminated`.
+        self._done_keys = (DONE,) if env._simple_done else self.metadata.done_keys
         self._rewards = [nested_key(key) for key in self.metadata.reward_keys]
-
-    @staticmethod
-    def _sufficient(keys: tuple[Key, ...]) -> tuple[Key, ...]:
-        """The flags that say whether an episode is over: `done` is set wherever another one beside it is."""
-        return tuple(key for key in keys if key[-1] == "done" or (*key[:-1], "done") not in keys)
 
     def _specs_of(self, env: Any, env_index: int) -> tuple[Composite, Composite]:
         return from_torchrl(env.output_spec), from_torchrl(env.input_spec)  # type: ignore[return-value]
