@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import gymnasium
 import pytest
 from oracle import TORCHRL_MARKS
-from torchrl_envs import ENVS, SEEN_THROUGH, differences, made, theirs, trajectory
+from torchrl_envs import ENVS, SEEN_THROUGH, DictEnv, differences, made, theirs, trajectory
 
 from aioenvs.engine.adapters import Handling
+from aioenvs.errors import SpecMismatchError
 from aioenvs.integrations import torchrl as ours
 from aioenvs.integrations.torchrl.worker import TorchRLGymAdapter, adapted
 
@@ -65,6 +67,34 @@ def test_which_are_seen_through(name: str) -> None:
     """To the Gymnasium env, which is exact for these; the others are driven as TensorDict envs."""
     adapter = adapted(factory_of(name)(), 0, Handling())
     assert isinstance(adapter, TorchRLGymAdapter) == (name in SEEN_THROUGH)
+    adapter.close()
+
+
+def test_an_observed_integer_out_of_range_is_told() -> None:
+    class Lost(gymnasium.Env[Any, Any]):
+        observation_space = gymnasium.spaces.Discrete(3)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return 2, {}
+
+        def step(self, action: Any) -> Any:
+            return 3, 0.0, False, False, {}
+
+    with ours.SerialEnv(1, lambda: theirs.GymWrapper(Lost())) as env:
+        td = env.reset()
+        assert td["observation"].tolist() == [[0, 0, 1]]
+        with pytest.raises(SpecMismatchError, match=r"below 3.*found 3"):
+            env.step(env.rand_action(td))
+
+
+def test_several_observed_integers_are_not_seen_through() -> None:
+    class Several(DictEnv):
+        observation_space = gymnasium.spaces.MultiDiscrete([3, 4])
+        action_space = gymnasium.spaces.Discrete(2)
+
+    adapter = adapted(theirs.GymWrapper(Several()), 0, Handling())
+    assert not isinstance(adapter, TorchRLGymAdapter)
     adapter.close()
 
 

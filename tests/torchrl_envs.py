@@ -170,6 +170,7 @@ NEEDED = {"minigrid": "minigrid", "pettingzoo-turns": "pettingzoo", "pettingzoo-
 SEEN_THROUGH = (
     *("cartpole", "cartpole-categorical", "cartpole-cpu", "pendulum", "acrobot", "mountain-car"),
     *("mountain-car-continuous", "lunar-lander", "bipedal-walker", "half-cheetah", "pong", "minigrid"),
+    *("frozen-lake", "taxi", "cliff-walking"),
 )
 
 

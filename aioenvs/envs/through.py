@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from aioenvs.engine.adapters import Call, Handling, ResetArguments
 from aioenvs.engine.gym_adapter import GymAdapter
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import INPUT, NEXT, STATUS, EnvMetadata
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT, STATUS, EnvMetadata
 from aioenvs.engine.spaces import Objects
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.gym import GymEnv, GymWrapper
@@ -23,7 +23,7 @@ from aioenvs.trees import Key, region_trees
 
 __all__ = ["GymEnvAdapter", "SeenThrough", "adapted", "can_see_through", "has_values_of"]
 
-Decoder = Callable[[], None]
+Decoder = Callable[[], None]  # converts one value, on its way in or out
 NO_NAMES: Mapping[Key, Key] = {}
 
 
@@ -38,7 +38,12 @@ def can_see_through(env: Any) -> bool:
 
 
 def has_values_of(
-    gym: EnvMetadata, output_spec: Composite, input_spec: Composite, names: Mapping[Key, Key] = NO_NAMES
+    gym: EnvMetadata,
+    output_spec: Composite,
+    input_spec: Composite,
+    names: Mapping[Key, Key] = NO_NAMES,
+    *,
+    encodes: bool = False,
 ) -> bool:
     """Whether values of these specs are those of a Gymnasium env's spaces, but for one-hot actions.
 
@@ -47,6 +52,7 @@ def has_values_of(
         output_spec: Of `full_observation_spec`, `full_reward_spec` and `full_done_spec`.
         input_spec: Of `full_action_spec` and `full_state_spec`.
         names: What the specs call values of the spaces, where that is not the same.
+        encodes: Whether observed integers from 0 on may be one-hot as well.
     """
     trees = region_trees(output_spec, input_spec)
     spaces = {
@@ -56,9 +62,16 @@ def has_values_of(
     specs, actions = trees[NEXT].leaves, trees[INPUT].leaves  # among the latter states, which no Gymnasium env has
     if specs.keys() != {leaf.key for leaf in spaces[NEXT]} or actions.keys() != {leaf.key for leaf in spaces[INPUT]}:
         return False
-    return all(_is_same(specs[leaf.key], leaf) for leaf in spaces[NEXT]) and all(
-        _is_one_hot(actions[leaf.key]) or _is_same(actions[leaf.key], leaf) for leaf in spaces[INPUT]
-    )
+    counted = {names.get(key, key) for key, space in gym.specs["observation"].items() if _counts_from_0(space)}
+    return all(
+        _is_same(specs[leaf.key], leaf) or (encodes and leaf.key in counted and type(specs[leaf.key]) is OneHot)
+        for leaf in spaces[NEXT]
+    ) and all(_is_one_hot(actions[leaf.key]) or _is_same(actions[leaf.key], leaf) for leaf in spaces[INPUT])
+
+
+def _counts_from_0(space: Any) -> bool:
+    """Whether values of a Gymnasium space are single integers from 0 on."""
+    return hasattr(space, "n") and bool(getattr(space, "start", None) == 0)
 
 
 def _is_same(spec: TensorSpec, leaf: Any) -> bool:
@@ -95,9 +108,11 @@ class SeenThrough(TensorDictAdapter):
         self._gym = gym
         self._names = names
         self._decoders: list[Decoder] = []
+        self._encoders: dict[str, list[Decoder]] = {NEXT: [], ROOT: []}
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
-        self._decoders.clear()
+        for converters in (self._decoders, *self._encoders.values()):
+            converters.clear()
         own: dict[str, Arrays] = {STATUS: {key: array[row : row + 1] for key, array in arrays[STATUS].items()}}
         for region, leaves in self._gym.metadata.leaves.items():
             own[region] = {}
@@ -108,6 +123,9 @@ class SeenThrough(TensorDictAdapter):
                 if region == INPUT and not isinstance(spec, Bounded | Unbounded):
                     own[region][key] = np.zeros((1, *shape), leaf.dtype)
                     self._decoders.append(self._decoder(key, spec, values[0, ...], own[region][key]))
+                elif region != INPUT and _is_one_hot(spec):
+                    own[region][key] = np.zeros((1, *shape), leaf.dtype)
+                    self._encoders[region].append(self._encoder(key, values[0, ...], own[region][key]))
                 else:
                     own[region][key] = values.reshape(1, *shape)
         self._gym.bind(own, 0)
@@ -134,16 +152,40 @@ class SeenThrough(TensorDictAdapter):
         plain = type(spec) is OneHot and row.ndim == 1 and spec.mask is None and not any(spec._start)
         return decode_one if plain else decode
 
+    def _encoder(self, key: Key, row: NDArray[Any], source: NDArray[Any]) -> Decoder:
+        """A function that brings the integer which was observed to the env's row, as a one-hot vector.
+
+        Raises:
+            SpecMismatchError: From that function, if it is out of range.
+        """
+
+        def encode() -> None:
+            choice = int(source[0])
+            if not 0 <= choice < len(row):
+                raise self._mismatch(key, f"an integer below {len(row)}", str(choice))
+            row[...] = 0
+            row[choice] = 1
+
+        return encode
+
     def seed(self, seed: int) -> None:
         self._gym.seed(seed)
 
     def reset(self, arguments: ResetArguments) -> None:
         self._gym.reset(ResetArguments(arguments.kwargs))
+        for encode in self._encoders[ROOT]:
+            encode()
 
     def step(self, maybe_reset: bool) -> bool:
         for decode in self._decoders:
             decode()
-        return self._gym.step(maybe_reset)
+        done = self._gym.step(maybe_reset)
+        for encode in self._encoders[NEXT]:
+            encode()
+        if done and maybe_reset:
+            for encode in self._encoders[ROOT]:
+                encode()
+        return done
 
     def accept(self, objects: Objects) -> None:
         """Do nothing: all that goes in has its row."""

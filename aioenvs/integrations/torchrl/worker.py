@@ -232,7 +232,7 @@ class TorchRLGymAdapter(SeenThrough, TorchRLAdapter):
 
     def seed(self, seed: int) -> None:
         """Reset the env with the seed at once, as TorchRL's `set_seed` does; the next reset is its second one."""
-        self._gym.reset(ResetArguments({"seed": seed}))
+        self.reset(ResetArguments({"seed": seed}))
 
 
 def adapted(env: Any, env_index: int, handling: Handling) -> TensorDictAdapter:
@@ -247,7 +247,7 @@ def adapted(env: Any, env_index: int, handling: Handling) -> TensorDictAdapter:
         gym = GymAdapter(env._env, env_index, generators=handling.generators)
         names = PIXELS if env.from_pixels else NO_NAMES
         adapter = TorchRLGymAdapter(env, env_index, handling, gym, names)
-        if has_values_of(gym.metadata, adapter.output_spec, adapter.input_spec, names):
+        if has_values_of(gym.metadata, adapter.output_spec, adapter.input_spec, names, encodes=True):
             return adapter
     return TorchRLAdapter(env, env_index, handling)
 
