@@ -450,6 +450,26 @@ def test_workers_are_in_sight() -> None:
         assert env.reset().batch_size == (2,)
 
 
+@pytest.mark.parametrize("factory", [cartpole, lambda: counted(theirs.GymEnv("CartPole-v1"))], ids=["seen", "driven"])
+def test_a_worker_that_died_is_replaced(factory: Any) -> None:
+    with ours.ParallelEnv(2, factory, num_processes=2, on_worker_death="restart") as env:
+        td = env.rand_action(env.reset())
+        env._workers[0].kill()
+        td, following = env.step_and_maybe_reset(td)
+        assert td["next", "truncated"].tolist() == [[True], [False]]
+        assert not following["done"].any()
+        assert env.rollout(3, break_when_any_done=False).shape == (2, 3)
+
+
+def test_first_ready_and_the_rest_of_the_plain_face() -> None:
+    with ours.ParallelEnv(3, cartpole, num_processes=2, step_timeout=20.0) as env:
+        env.send(env.rand_action(env.reset()))
+        td, _ = env.recv(min_get=3)
+        assert sorted(td["env_index"].tolist()) == [0, 1, 2]
+        assert env.statistics().steps == (1, 1, 1)
+        assert (env.num_processes, len(env.pids)) == (2, 2)
+
+
 def test_specs_stay_locked(make: Any) -> None:
     with make(2, cartpole) as env:
         env.set_spec_lock_(False)

@@ -22,6 +22,7 @@ DRESSED = Library(
 FACES = [
     TorchFace("dressed-serial", "SerialEnv", 0, {}, DRESSED),
     TorchFace("dressed-packed", "ParallelEnv", 2, {}, DRESSED),
+    TorchFace("dressed-unbuffered", "ParallelEnv", 2, {"use_buffers": False}, DRESSED),
 ]
 
 

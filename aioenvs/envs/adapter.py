@@ -254,8 +254,8 @@ def _require_own_specs(env: Any, env_index: int) -> None:
         cls, spec = type(env), type(env.output_spec)
         raise TypeError(
             f"the factory of env {env_index} returned a {cls.__module__}.{cls.__qualname__}, whose specs are "
-            f"{spec.__module__}.{spec.__qualname__}; expected an aioenvs.EnvBase or a Gymnasium env, such as "
-            "aioenvs.envs.GymEnv(...) in place of TorchRL's"
+            f"{spec.__module__}.{spec.__qualname__}; expected an aioenvs.EnvBase or a Gymnasium env, or "
+            "one of TorchRL's"
         )
 
 

@@ -85,6 +85,11 @@ class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
         )
         self.empty_cache()
 
+    def _forget(self) -> None:
+        """Ask the envs anew when a spec is next asked for."""
+        self.__dict__["_properties_set"] = False
+        self.empty_cache()
+
     def _looks(self) -> Known:
         """What the envs look like."""
         if not self._properties_set:
@@ -233,7 +238,7 @@ class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
             self.close()
         self._envs.update_kwargs(kwargs)
         self._options["create_env_kwargs"] = self.create_env_kwargs
-        self.__dict__["_properties_set"] = False
+        self._forget()
 
     def configure_parallel(self, **options: Any) -> Self:
         """Change options of the constructor before the envs are started.
@@ -256,7 +261,7 @@ class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
             )
         self._options = {**self._options, **{name: value for name, value in options.items() if value is not None}}
         self._build()
-        self.__dict__["_properties_set"] = False
+        self._forget()
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
