@@ -107,6 +107,14 @@ def test_ppo_of_sb3_learns_the_same_on_either_runner() -> None:
     assert len(found[0]) == 2
 
 
+def test_ppo_with_torchrl_learns() -> None:
+    pytest.importorskip("torchrl")
+    output = run_example("torchrl_ppo.py")
+    lengths = [float(found) for found in re.findall(r"took +([0-9.]+) steps$", output, flags=re.MULTILINE)]
+    assert lengths[0] < 50
+    assert lengths[-1] >= 300
+
+
 def test_coroutine_envs_await_at_the_same_time() -> None:
     output = run_example("coroutine_env.py", "--envs", "40", "--steps", "3", "--seconds", "0.2")
     found = re.search(r"steps/s: (\d+); ideal, .* took time: 200; one env after the other: 5$", output, re.MULTILINE)

@@ -202,18 +202,6 @@ def test_envs_of_another_library_are_refused_in_words(cls: Any) -> None:
     assert isinstance(caught.value.__cause__, TypeError)
 
 
-def test_envs_of_torchrl_are_refused_in_words() -> None:
-    pytest.importorskip("torchrl")
-
-    def make() -> Any:
-        import torchrl.envs
-
-        return torchrl.envs.GymEnv("CartPole-v1")
-
-    with pytest.raises(WorkerStartError, match=r"torchrl.*expected an aioenvs.EnvBase"):
-        SerialEnv(1, make).start()
-
-
 # -- what is over ---------------------------------------------------------------------------------------
 
 

@@ -36,10 +36,10 @@ class AsyncParallelEnv(AsyncBatchedEnv):
     Args:
         num_workers: How many envs.
         create_env_fn: What makes an env: a Gymnasium id, an `EnvSpec`, or a callable that returns a `gymnasium.Env`,
-            an `EnvBase`, a `pettingzoo.ParallelEnv`, which becomes what `PettingZooWrapper` makes of it by default, or
-            a coroutine env (lambdas and local functions too); or a list with one of these for each env. A coroutine
-            env has Gymnasium's spaces and signatures, and a `reset` or `step` that is an `async def`; those of one
-            process step at the same time, on an event loop.
+            an `EnvBase` (of TorchRL's, too), a `pettingzoo.ParallelEnv`, which becomes what `PettingZooWrapper` makes
+            of it by default, or a coroutine env (lambdas and local functions too); or a list with one of these for each
+            env. A coroutine env has Gymnasium's spaces and signatures, and a `reset` or `step` that is an `async def`;
+            those of one process step at the same time, on an event loop.
         create_env_kwargs: Keyword arguments for the callable or for `gymnasium.make`: a dict, or one for each env.
         num_processes: How many processes host the envs, each an equal share; as many as there are cores, at most one
             per env, if None. Envs that wait rather than compute want one process each. With threads: how many of

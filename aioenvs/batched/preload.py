@@ -13,12 +13,16 @@ import cloudpickle
 __all__ = ["modules_to_preload"]
 
 TORCH = ("torch", "tensordict", "aioenvs.envs.through")
-PRELOADED = {  # what comes with which package
-    **dict.fromkeys(("torch", "tensordict", "torchrl"), TORCH),
+PRELOADED = {  # what comes with which package, the one that brings most first
+    "torchrl": (*TORCH, "aioenvs.integrations.torchrl.worker"),
     "stable_baselines3": ("torch", "stable_baselines3"),
+    "torch": TORCH,
+    "tensordict": TORCH,
 }
+OWN = {"aioenvs.integrations.torchrl": "torchrl"} | dict.fromkeys(
+    ("aioenvs.envs", "aioenvs.specs", "aioenvs.batched", "aioenvs.testing"), "torch"
+)
 PLAIN_PACKAGES = frozenset(("gymnasium", "numpy", "cloudpickle"))
-TORCH_MODULES = ("aioenvs.envs", "aioenvs.specs", "aioenvs.batched", "aioenvs.testing")
 
 
 def modules_to_preload(factories: Iterable[Any]) -> tuple[str, ...]:
@@ -30,31 +34,28 @@ def modules_to_preload(factories: Iterable[Any]) -> tuple[str, ...]:
         factories: Callables, or what `gymnasium.make` takes.
     """
     distinct = list({id(factory): factory for factory in factories}.values())
-    modules: list[str] = []
+    modules: dict[str, None] = {}
     if "gymnasium" in sys.modules or any(not callable(factory) for factory in distinct):
-        modules.append("gymnasium")
-    for found in dict.fromkeys(_torch_behind(factory) for factory in distinct if callable(factory)):
-        modules.extend(module for module in found if module not in modules)
+        modules["gymnasium"] = None
+    found = set().union(*(_references(factory) for factory in distinct if callable(factory)))
+    for package, preloaded in PRELOADED.items():
+        if package in found:
+            modules |= dict.fromkeys(preloaded)
     return tuple(modules)
 
 
-class _FoundTorch(Exception):
-    """A module that needs torch: what to preload for it."""
-
-    def __init__(self, modules: tuple[str, ...]) -> None:
-        super().__init__(modules)
-        self.modules = modules
+class _FoundMost(Exception):
+    """There is nothing that could bring more."""
 
 
-def _torch_behind(factory: Any) -> tuple[str, ...]:
-    """What to preload for a factory that refers to torch; nothing for another."""
+def _references(factory: Any) -> set[str]:
+    """Which packages that need torch a factory refers to; the first one may stand for others."""
+    scout = _Scout(io.BytesIO())
     try:
-        _Scout(io.BytesIO()).dump(factory)
-    except _FoundTorch as found:
-        return found.modules
+        scout.dump(factory)
     except Exception:  # whoever pickles it in earnest says so
-        return ()
-    return ()
+        return scout.found
+    return scout.found
 
 
 class _Scout(cloudpickle.Pickler):  # type: ignore[misc]
@@ -63,24 +64,35 @@ class _Scout(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self._seen: set[int] = set()
+        self.found: set[str] = set()
 
-    def persistent_id(self, thing: Any) -> None:
-        self._examine(thing)
+    def persistent_id(self, thing: Any) -> str | None:
+        """What stands for a thing in the pickle, which is thrown away: nothing of torch needs to be in it."""
+        return "torch" if self._examine(thing) else None
 
-    def _examine(self, thing: Any) -> None:
+    def _examine(self, thing: Any) -> bool:
+        """Look at a thing, and at what it refers to; whether it is torch's."""
         if isinstance(thing, ModuleType):
-            _refuse_torch(thing.__name__)
+            homes = [thing.__name__]
         else:
-            for base in (thing if isinstance(thing, type) else type(thing)).__mro__:
-                _refuse_torch(base.__module__)
+            homes = [base.__module__ for base in (thing if isinstance(thing, type) else type(thing)).__mro__]
+        is_torch = self._note(homes)
         if isinstance(thing, FunctionType) and id(thing) not in self._seen and not _is_plain(thing.__module__):
             self._seen.add(id(thing))
             self._examine_names(_names(thing.__code__), thing.__globals__)
+        return is_torch
+
+    def _note(self, modules: Iterable[str]) -> bool:
+        """Whether one of these modules is torch's, or needs it."""
+        found = {package for name in modules if isinstance(name, str) and (package := _package_of(name)) is not None}
+        self.found |= found
+        if next(iter(PRELOADED)) in found:
+            raise _FoundMost
+        return bool(found)
 
     def _examine_names(self, names: set[str], known: Mapping[str, Any]) -> None:
         """Look at what a function refers to, by its global names, or imports in its body."""
-        for name in names:
-            _refuse_torch(name)
+        self._note(names)
         for name in names:
             found = known.get(name, sys.modules.get(name))
             if isinstance(found, ModuleType):
@@ -106,10 +118,9 @@ def _is_plain(module: str | None) -> bool:
     return module is None or module.partition(".")[0] in PLAIN_PACKAGES
 
 
-def _refuse_torch(module: str) -> None:
-    """Raise `_FoundTorch` for a module that needs torch."""
+def _package_of(module: str) -> str | None:
+    """The package on account of which a module needs torch; None if it does not."""
     package = module.partition(".")[0]
     if package in PRELOADED:
-        raise _FoundTorch(PRELOADED[package])
-    if module.startswith(TORCH_MODULES):
-        raise _FoundTorch(TORCH)
+        return package
+    return next((behind for prefix, behind in OWN.items() if module.startswith(prefix)), None)

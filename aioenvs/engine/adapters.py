@@ -120,7 +120,8 @@ class EnvAdapter(Protocol):
     def step(self, maybe_reset: bool) -> Coroutine[Any, Any, bool] | bool:
         """Take one step with the stored input; the outcome goes to `next`.
 
-        True at the end of an episode; with `maybe_reset` the next one has begun then, and is in `root`.
+        True at the end of an episode; with `maybe_reset` the next one has begun then, and is in `root`. True as well if
+        `root` holds what the next step begins with for another reason.
         """
 
     def accept(self, objects: Objects) -> None:

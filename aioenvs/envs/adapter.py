@@ -52,15 +52,15 @@ class TensorDictAdapter:
     """
 
     def __init__(self, env: Any, env_index: int, handling: Handling) -> None:
-        _require_own_specs(env, env_index)
+        self.output_spec, self.input_spec = self._specs_of(env, env_index)
         self.env = env
         self.env_index = env_index
         self._by_reference = handling.by_reference
         self._is_batch = getattr(type(env), "is_batch", False)
         self._keeps_grad = handling.keeps_grad
         self._grads = contextlib.nullcontext() if handling.keeps_grad else torch.no_grad()
-        self._trees = region_trees(env.output_spec, env.input_spec)
-        self._known = Tree.of(env.full_observation_spec, env.full_done_spec, env.full_state_spec)
+        self._trees = region_trees(self.output_spec, self.input_spec)
+        self._known = Tree.of(self._full("observation"), self._full("done"), self._full("state"))
         self.metadata = self._describe()
         self._inputs: dict[Key, torch.Tensor] = {}
         self._slots: list[dict[str, dict[Key, torch.Tensor]]] = []
@@ -77,6 +77,21 @@ class TensorDictAdapter:
         # reset in a way of their own.
         self._in_one = getattr(type(env), "step_and_maybe_reset", None) is not EnvBase.step_and_maybe_reset
 
+    def _specs_of(self, env: Any, env_index: int) -> tuple[Composite, Composite]:
+        """The output and the input spec of an env.
+
+        Raises:
+            TypeError: If they are those of another library.
+        """
+        _require_own_specs(env, env_index)
+        return env.output_spec, env.input_spec
+
+    def _full(self, kind: str) -> Composite:
+        """The Composite of one kind: observation, reward, done, action or state."""
+        side = self.input_spec if kind in ("action", "state") else self.output_spec
+        spec: Composite = side[f"full_{kind}_spec"]
+        return spec
+
     def _describe(self) -> EnvMetadata:
         env = self.env
         following, root = self._trees[NEXT].leaves, self._trees[ROOT].leaves
@@ -85,7 +100,7 @@ class TensorDictAdapter:
                 f"env {self.env_index} ({type(env).__name__}) has an entry 'env_index', a key that is taken: it says "
                 "which env of a batch a row belongs to; rename it in the env"
             )
-        without_done = Tree.of(env.full_observation_spec, env.full_reward_spec).leaves
+        without_done = Tree.of(self._full("observation"), self._full("reward")).leaves
         fixed: dict[str, tuple[Leaf, ...]] = {}
         loose: dict[str, dict[Key, Any]] = {}
         for region, tree in self._trees.items():
@@ -103,15 +118,19 @@ class TensorDictAdapter:
             reward_keys=tuple(key for key in following if key not in root),
             done_keys=tuple(map(flat_key, ruling_keys(key for key in root if key not in without_done))),
             specs={
-                "output_spec": env.output_spec.clone(),
-                "input_spec": env.input_spec.clone(),
+                "output_spec": self.output_spec.clone(),
+                "input_spec": self.input_spec.clone(),
                 "device": env.device,
                 "action": env.object_action_spaces if hasattr(type(env), "object_action_spaces") else {},
             },
             takes_root=True,
             kinds=tuple(str(spec.dtype) for tree in self._trees.values() for spec in tree.leaves.values()),
-            num_seeds=getattr(env, "num_seeds", 1),
+            num_seeds=self._num_seeds(),
         )
+
+    def _num_seeds(self) -> int:
+        """How many seeds of a chain the env uses up."""
+        return getattr(self.env, "num_seeds", 1)
 
     def _is_fixed(self, spec: TensorSpec) -> bool:
         return not (self._by_reference or isinstance(spec, NonTensor) or -1 in spec.shape)
@@ -162,7 +181,8 @@ class TensorDictAdapter:
         """What the caller knows of the env, as the argument of its reset."""
         if not arguments.given and not arguments.objects:
             return None
-        rows = self._inputs | self._slots[self._turn & 1][ROOT]
+        # where a state is an observation as well, it is in the latter
+        rows = self._slots[self._turn & 1][ROOT] | self._inputs
         values = {key: rows[key].clone() for key in arguments.given} | {
             key: copied(value) for key, value in arguments.objects.items()
         }
@@ -188,12 +208,20 @@ class TensorDictAdapter:
             done = any(bool(values[key].any()) for key in self.metadata.done_keys)
             if done and maybe_reset:
                 self._write(ROOT, self.env.maybe_reset(self.env.step_mdp(td)) if following is None else following)
-            elif self._turn & WHOLE and (targets := self._targets[self._turn & 1][ROOT]):
-                torch._foreach_copy_(targets, [values[key] for key, _, _ in self._fixed[ROOT]])
-        if self._streams is self._trial and isinstance(settled := self._trial.settled(), Streams):
-            self._streams = settled
+            else:
+                self._keep_root(values)
+        self._settle_streams()
         self._failed = False
         return done
+
+    def _keep_root(self, values: Mapping[Key, Any]) -> None:
+        """Write what came of a step to the root as well, where it is wanted there."""
+        if self._turn & WHOLE and (targets := self._targets[self._turn & 1][ROOT]):
+            torch._foreach_copy_(targets, [values[key] for key, _, _ in self._fixed[ROOT]])
+
+    def _settle_streams(self) -> None:
+        if self._streams is self._trial and isinstance(settled := self._trial.settled(), Streams):
+            self._streams = settled
 
     def _placed(self, td: TensorDictBase) -> TensorDictBase:
         device = self.env.device
@@ -206,11 +234,11 @@ class TensorDictAdapter:
         for key, shape, dtype in self._fixed[region]:
             value = values.get(key)
             if type(value) is not torch.Tensor or value.shape != shape or value.dtype is not dtype:
-                self._check(region, key, td, value)
+                value = self._checked(region, key, td, value)
             written.append(value)
         for key, spec in self._loose[region].items():
             value = values.get(key)
-            self._check(region, key, td, value)
+            value = self._checked(region, key, td, value)
             self._objects[region][key] = copied(plain(value) if isinstance(spec, NonTensor) else value)
         slot = self._turn & 1
         if written:
@@ -218,17 +246,17 @@ class TensorDictAdapter:
         self._where[0] = 2 * slot + (IN_ROOT if region == ROOT else IN_NEXT)
         return values
 
-    def _check(self, region: str, key: Key, td: TensorDictBase, value: Any) -> None:
-        """Check that a value is what its spec says.
+    def _checked(self, region: str, key: Key, td: TensorDictBase, value: Any) -> Any:
+        """A value that fits its spec.
 
         Raises:
-            SpecMismatchError: If it is not.
+            SpecMismatchError: If it does not.
         """
         spec = self._trees[region].leaves[key]
         if value is None:
             raise self._mismatch(key, f"a value by the env's {region} spec", f"the keys {_keys(td)!r}")
         if isinstance(spec, NonTensor):
-            return
+            return value
         if not isinstance(value, torch.Tensor):
             raise self._mismatch(key, f"a tensor of {spec.dtype}", type(value).__name__)
         fits = value.shape == spec.shape or (
@@ -239,6 +267,7 @@ class TensorDictAdapter:
             raise self._mismatch(
                 key, f"{spec.dtype} of shape {tuple(spec.shape)}", f"{value.dtype} of shape {tuple(value.shape)}"
             )
+        return value
 
     def _mismatch(self, key: Key, expected: str, found: str) -> SpecMismatchError:
         return SpecMismatchError(
@@ -279,8 +308,8 @@ def _require_own_specs(env: Any, env_index: int) -> None:
         cls, spec = type(env), type(env.output_spec)
         raise TypeError(
             f"the factory of env {env_index} returned a {cls.__module__}.{cls.__qualname__}, whose specs are "
-            f"{spec.__module__}.{spec.__qualname__}; expected an aioenvs.EnvBase or a Gymnasium env, such as "
-            "aioenvs.envs.GymEnv(...) in place of TorchRL's"
+            f"{spec.__module__}.{spec.__qualname__}; expected an aioenvs.EnvBase or a Gymnasium env, or "
+            "one of TorchRL's"
         )
 
 

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aioenvs.engine.adapters import Call, Handling, ResetArguments
+from aioenvs.engine.gym_adapter import GymAdapter
 from aioenvs.engine.layout import Arrays
-from aioenvs.engine.metadata import INPUT, NEXT, ROOT, SLOTS, STATUS
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT, SLOTS, STATUS, WHOLE, EnvMetadata
 from aioenvs.engine.spaces import Objects
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.gym import GymEnv, GymWrapper
 from aioenvs.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
 from aioenvs.envs.wrapper import EnvWrapper
-from aioenvs.specs import Bounded, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
+from aioenvs.specs import Bounded, Composite, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
 from aioenvs.specs.masks import MaskedSpec
 from aioenvs.storage import storage_dtype, tensor_of
 from aioenvs.trees import Key, Tree, region_trees
 
-__all__ = ["WrapperAdapter", "adapted", "can_see_through"]
+__all__ = ["SeenThrough", "WrapperAdapter", "adapted", "can_see_through", "has_values_of"]
 
 WRAPPERS = (GymEnv, GymWrapper, PettingZooEnv, PettingZooWrapper)
 
-Decoder = Callable[[], None]
+Decoder = Callable[[], None]  # converts one value, on its way in or out
+NO_NAMES: Mapping[Key, Key] = {}
 
 
 def can_see_through(env: Any) -> bool:
@@ -37,13 +41,45 @@ def can_see_through(env: Any) -> bool:
         return False
     if isinstance(env, GymWrapper) and env.info_dict_reader:
         return False
-    spaces, trees = env._adapter.metadata.leaves, region_trees(env.output_spec, env.input_spec)
+    return has_values_of(env._adapter.metadata, env.output_spec, env.input_spec)
+
+
+def has_values_of(
+    inner: EnvMetadata,
+    output_spec: Composite,
+    input_spec: Composite,
+    names: Mapping[Key, Key] = NO_NAMES,
+    *,
+    encodes: bool = False,
+) -> bool:
+    """Whether values of these specs are those of a wrapped env's spaces, but for one-hot actions.
+
+    Args:
+        inner: What the wrapped env says of itself.
+        output_spec: Of `full_observation_spec`, `full_reward_spec` and `full_done_spec`.
+        input_spec: Of `full_action_spec` and `full_state_spec`.
+        names: What the specs call values of the spaces, where that is not the same.
+        encodes: Whether observed integers from 0 on may be one-hot as well.
+    """
+    trees = region_trees(output_spec, input_spec)
+    spaces = {
+        region: [replace(leaf, key=names.get(leaf.key, leaf.key)) for leaf in leaves]
+        for region, leaves in inner.leaves.items()
+    }
     specs, actions = trees[NEXT].leaves, trees[INPUT].leaves  # among the latter states, which no wrapped env has
     if specs.keys() != {leaf.key for leaf in spaces[NEXT]} or actions.keys() != {leaf.key for leaf in spaces[INPUT]}:
         return False
-    return all(_is_same(specs[leaf.key], leaf) for leaf in spaces[NEXT]) and all(
-        _is_one_hot(actions[leaf.key]) or _is_same(actions[leaf.key], leaf) for leaf in spaces[INPUT]
-    )
+    observed = inner.specs["observation"].items() if encodes else ()
+    counted = {names.get(key, key) for key, space in observed if _counts_from_0(space)}
+    return all(
+        _is_same(specs[leaf.key], leaf) or (leaf.key in counted and type(specs[leaf.key]) is OneHot)
+        for leaf in spaces[NEXT]
+    ) and all(_is_one_hot(actions[leaf.key]) or _is_same(actions[leaf.key], leaf) for leaf in spaces[INPUT])
+
+
+def _counts_from_0(space: Any) -> bool:
+    """Whether values of a Gymnasium space are single integers from 0 on."""
+    return hasattr(space, "n") and bool(getattr(space, "start", None) == 0)
 
 
 def _is_same(spec: TensorSpec, leaf: Any) -> bool:
@@ -57,37 +93,54 @@ def _is_one_hot(spec: TensorSpec) -> bool:
     return isinstance(spec, OneHot | MultiOneHot)
 
 
-class WrapperAdapter(TensorDictAdapter):
-    """Drives the env inside a wrapper for which `can_see_through` holds.
+class SeenThrough(TensorDictAdapter):
+    """Drives the env inside a wrapper whose values are those of its spaces, but for one-hot actions.
 
     Args:
         env: The env.
         env_index: Its index, for messages.
         handling: What is done about its random numbers; its values take the same way in any case.
+        inner: Drives the wrapped env.
+        names: What the wrapper calls values of the spaces, where that is not the same.
     """
 
-    def __init__(self, env: EnvWrapper, env_index: int, handling: Handling) -> None:
+    def __init__(
+        self,
+        env: Any,
+        env_index: int,
+        handling: Handling,
+        inner: GymAdapter,
+        names: Mapping[Key, Key] = NO_NAMES,
+    ) -> None:
         super().__init__(env, env_index, handling._replace(by_reference=False))
-        self._inner = env.make_adapter(env_index, env._who, handling.generators)
+        self._inner = inner
+        self._names = names
         self._decoders: list[Decoder] = []
-        self._done_leaves = Tree.of(env.full_done_spec).leaves.keys()
+        self._encoders: dict[str, list[Decoder]] = {}
+        self._done_leaves = Tree.of(self._full("done")).leaves.keys()
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._decoders.clear()
         own: dict[str, Arrays] = {STATUS: {key: array[row : row + 1] for key, array in arrays[STATUS].items()}}
-        names = [(INPUT, INPUT), *(pair for slot in SLOTS for pair in slot.items())]
-        for region, name in names:
-            own[name] = {}
+        regions = [(INPUT, INPUT), *(pair for slot in SLOTS for pair in slot.items())]
+        for region, place in regions:
+            own[place] = {}
+            self._encoders[place] = []
             for leaf in self._inner.metadata.leaves[region]:
                 key, shape = leaf.key, leaf.shape
-                values, spec = arrays[name][key][row : row + 1], self._trees[region].leaves[key]
+                name = self._names.get(key, key)
+                values, spec = arrays[place][name][row : row + 1], self._trees[region].leaves[name]
                 if region == INPUT and not isinstance(spec, Bounded | Unbounded):
-                    own[name][key] = np.zeros((1, *shape), leaf.dtype)
-                    self._decoders.append(self._decoder(key, spec, values[0, ...], own[name][key]))
+                    own[place][key] = np.zeros((1, *shape), leaf.dtype)
+                    self._decoders.append(self._decoder(key, spec, values[0, ...], own[place][key]))
+                elif region != INPUT and _is_one_hot(spec):
+                    own[place][key] = np.zeros((1, *shape), leaf.dtype)
+                    self._encoders[place].append(self._encoder(key, values[0, ...], own[place][key]))
                 else:
-                    own[name][key] = values.reshape(1, *shape)
+                    own[place][key] = values.reshape(1, *shape)
         self._root_flags = [
-            [array for key, array in own[slot[ROOT]].items() if key in self._done_leaves] for slot in SLOTS
+            [array for key, array in own[slot[ROOT]].items() if self._names.get(key, key) in self._done_leaves]
+            for slot in SLOTS
         ]
         self._inner.bind(own, 0)
 
@@ -125,28 +178,64 @@ class WrapperAdapter(TensorDictAdapter):
         plain = type(spec) is OneHot and row.ndim == 1 and spec.mask is None and not any(spec._start)
         return decode_one if plain else decode
 
+    def _encoder(self, key: Key, row: NDArray[Any], source: NDArray[Any]) -> Decoder:
+        """A function that brings the integer which was observed to the env's row, as a one-hot vector.
+
+        Raises:
+            SpecMismatchError: From that function, if it is out of range.
+        """
+
+        def encode() -> None:
+            choice = int(source[0])
+            if not 0 <= choice < len(row):
+                raise self._mismatch(key, f"an integer below {len(row)}", str(choice))
+            row[...] = 0
+            row[choice] = 1
+
+        return encode
+
     def seed(self, seed: int) -> None:
         self._inner.seed(seed)
 
     def reset(self, arguments: ResetArguments) -> None:
         try:
             self._inner.reset(ResetArguments(arguments.kwargs))
+            self._encode(ROOT)
         finally:
-            for flag in self._root_flags[
-                self._turn & 1
-            ]:  # where the caller's are, which the wrapped env does not replace
+            for flag in self._root_flags[self._turn & 1]:  # where the caller's are, which the inner env leaves there
                 flag[...] = False
 
     def step(self, maybe_reset: bool) -> bool:
         for decode in self._decoders:
             decode()
-        return self._inner.step(maybe_reset)
+        done = self._inner.step(maybe_reset)
+        self._encode(NEXT)
+        if (done and maybe_reset) or self._turn & WHOLE:
+            self._encode(ROOT)
+        return done
+
+    def _encode(self, region: str) -> None:
+        for encode in self._encoders[SLOTS[self._turn & 1][region]]:
+            encode()
 
     def accept(self, objects: Objects) -> None:
         """Do nothing: all that goes in has its row."""
 
     def objects(self, region: str) -> Objects:
         return {}
+
+
+class WrapperAdapter(SeenThrough):
+    """Drives the env inside a wrapper of this package for which `can_see_through` holds.
+
+    Args:
+        env: The wrapper.
+        env_index: Its index, for messages.
+        handling: What is done about its random numbers; its values take the same way in any case.
+    """
+
+    def __init__(self, env: EnvWrapper, env_index: int, handling: Handling) -> None:
+        super().__init__(env, env_index, handling, env.make_adapter(env_index, env._who, handling.generators))
 
     def perform(self, call: Call) -> Any:
         try:
@@ -165,4 +254,8 @@ def adapted(env: Any, env_index: int, handling: Handling) -> TensorDictAdapter:
         env_index: Its index, for messages.
         handling: How it is driven.
     """
+    if any(base.__module__.startswith("torchrl.") for base in type(env).__mro__):
+        theirs = importlib.import_module("aioenvs.integrations.torchrl.worker")
+        adapter: TensorDictAdapter = theirs.adapted(env, env_index, handling)
+        return adapter
     return (WrapperAdapter if can_see_through(env) else TensorDictAdapter)(env, env_index, handling)

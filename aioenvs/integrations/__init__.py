@@ -1,1 +1,1 @@
-"""Faces for other libraries, each imported by its module and needing its extra. None imports torch by itself."""
+"""The same envs as other libraries know them; each module needs the library it is named after, an extra."""

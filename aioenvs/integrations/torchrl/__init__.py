@@ -1,0 +1,14 @@
+"""Batches of envs for TorchRL: its `EnvBase` in front, this library's workers behind.
+
+    from aioenvs.integrations.torchrl import ParallelEnv  # in place of torchrl.envs.ParallelEnv
+
+It needs the extra `torchrl`.
+"""
+
+from __future__ import annotations
+
+from aioenvs.integrations.torchrl.aio import AsyncParallelEnv, AsyncSerialEnv
+from aioenvs.integrations.torchrl.faces import ParallelEnv, SerialEnv
+from aioenvs.integrations.torchrl.specs import from_torchrl, to_torchrl
+
+__all__ = ["AsyncParallelEnv", "AsyncSerialEnv", "ParallelEnv", "SerialEnv", "from_torchrl", "to_torchrl"]

@@ -1,0 +1,318 @@
+"""How a worker drives an env of TorchRL: as a TensorDict env, or, where that is all there is to it, a Gymnasium one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium
+import torch
+import torchrl.envs
+from tensordict import TensorDictBase
+from torchrl.envs.batched_envs import BatchedEnvBase
+from torchrl.envs.gym_like import GymLikeEnv
+from torchrl.envs.transforms import Compose, TensorDictPrimer, Transform
+
+from aioenvs.engine.adapters import Call, Handling, ResetArguments
+from aioenvs.engine.copying import received
+from aioenvs.engine.gym_adapter import GymAdapter
+from aioenvs.engine.layout import Arrays
+from aioenvs.engine.metadata import INPUT, NEXT, ROOT, EnvMetadata
+from aioenvs.envs.adapter import TensorDictAdapter
+from aioenvs.envs.through import NO_NAMES, SeenThrough, has_values_of
+from aioenvs.errors import ResetNeededError
+from aioenvs.integrations.torchrl.specs import from_torchrl
+from aioenvs.specs import Composite, OneHot, TensorSpec
+from aioenvs.storage import tensor_of
+from aioenvs.trees import Key, nested_key
+
+__all__ = ["Native", "TorchRLAdapter", "TorchRLGymAdapter", "adapted", "can_see_through"]
+
+PIXELS: Mapping[Key, Key] = {("observation",): ("pixels",)}  # what TorchRL calls observations that look like images
+DONE: Key = ("done",)
+READERS = ("read_action", "read_done", "read_obs", "read_reward")
+COMMANDS = ("step", "_step", "reset", "_reset", "set_seed", "_set_seed", "maybe_reset", "step_and_maybe_reset")
+
+
+@dataclasses.dataclass(eq=False)
+class Native:
+    """What a TorchRL env says of itself in TorchRL's own terms; sent to the parent with the rest.
+
+    Attributes:
+        output_spec: As TorchRL has it.
+        input_spec: As TorchRL has it.
+        supports_set_state: Whether a reset takes `set_state`.
+        carried: Keys of states that the policy hands on from step to step under `next`, and the env only begins.
+        name: What the env calls itself.
+    """
+
+    output_spec: Any
+    input_spec: Any
+    supports_set_state: bool
+    carried: tuple[Key, ...]
+    name: str
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are envs of TorchRL; the specs are compared as they were converted."""
+        return isinstance(other, Native) and self.carried == other.carried
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class TorchRLAdapter(TensorDictAdapter):
+    """Drives a `torchrl.envs.EnvBase`: its reset, step and maybe_reset, in the order in which TorchRL calls them.
+
+    Args:
+        env: The env.
+        env_index: Its index, for messages.
+        handling: What is done about its tensors, their gradients, and its random numbers.
+
+    Raises:
+        RuntimeError: If it has a transform that does not belong into a worker.
+    """
+
+    def __init__(self, env: Any, env_index: int, handling: Handling) -> None:
+        super().__init__(env, env_index, handling)
+        transforms = list(_transforms(env))
+        for transform in transforms:
+            transform._check_batched_worker_compat()
+        env.set_spec_lock_()
+        self._is_batch = False
+        self._seeds_at_reset = isinstance(_innermost(env), GymLikeEnv)
+        self._supports_set_state = bool(getattr(env, "_supports_set_state", False))
+        self._in_one = _steps_in_one(env, transforms)
+        self._root: TensorDictBase | None = None  # what is known of the env, which some of its transforms count on
+        # TorchRL looks at `done` alone where the root has it and `terminated`.
+        self._done_keys = (DONE,) if env._simple_done else self.metadata.done_keys
+        self._rewards = [nested_key(key) for key in self.metadata.reward_keys]
+
+    def _specs_of(self, env: Any, env_index: int) -> tuple[Composite, Composite]:
+        return from_torchrl(env.output_spec), from_torchrl(env.input_spec)  # type: ignore[return-value]
+
+    def _describe(self) -> EnvMetadata:
+        env = self.env
+        primers = (transform for transform in _transforms(env) if isinstance(transform, TensorDictPrimer))
+        carried = tuple(
+            (key,) if isinstance(key, str) else tuple(key)
+            for primer in primers
+            for key in primer.primers.keys(True, True)
+        )
+        native = Native(
+            env.output_spec.clone(),
+            env.input_spec.clone(),
+            bool(getattr(env, "_supports_set_state", False)),
+            carried,
+            str(env),
+        )
+        described = super()._describe()
+        return dataclasses.replace(described, specs={**described.specs, "torchrl": native})
+
+    def _num_seeds(self) -> int:
+        env = _innermost(self.env)
+        return int(env.num_seeds if hasattr(type(env), "num_seeds") else _num_workers(env))
+
+    def reset(self, arguments: ResetArguments) -> None:
+        kwargs = received(dict(arguments.kwargs), keeps_graph=self._keeps_grad)
+        seed = kwargs.get("seed")
+        if seed is not None:
+            self._begin_streams(seed)
+        self._failed = True
+        with self._streams, self._grads:
+            if seed is not None and not self._seeds_at_reset:
+                self.env.set_seed(kwargs.pop("seed"))
+            given = self._given(arguments)
+            if given is not None and self._supports_set_state and "set_state" not in kwargs:
+                kwargs["set_state"] = self.env._input_td_has_state(given)
+            self._root = self.env.reset(given, **kwargs)
+            self._write(ROOT, self._root)
+        self._failed = False
+
+    def step(self, maybe_reset: bool) -> bool:
+        if self._failed or self._root is None:
+            raise ResetNeededError(
+                f"env {self.env_index} cannot step: it was not reset yet, or failed since; reset it first"
+            )
+        self._failed = True
+        with self._streams, self._grads:
+            td = self._with_inputs(self._root)
+            following = None
+            if maybe_reset and self._in_one:
+                td, following = self.env.step_and_maybe_reset(td)
+            else:
+                td = self.env.step(td)
+            outcome = td.get("next")
+            written = self._write(NEXT, outcome)
+            done = any(bool(written[key].any()) for key in self._done_keys)
+            if done and maybe_reset and following is None:
+                following = self.env.maybe_reset(self.env.step_mdp(td))
+            if following is not None:
+                self._write(ROOT, following)
+            else:
+                self._keep_root(written)
+            self._root = outcome.exclude(*self._rewards) if following is None else following
+        self._settle_streams()
+        self._failed = False
+        return done or (maybe_reset and self._in_one)
+
+    def _checked(self, region: str, key: Key, td: TensorDictBase, value: Any) -> Any:
+        """As for other envs, but for the dtype, which TorchRL's own workers do not look at either."""
+        spec = self._trees[region].leaves[key]
+        if isinstance(value, torch.Tensor) and value.dtype is not spec.dtype and spec.dtype is not None:
+            value = value.to(spec.dtype)
+        return super()._checked(region, key, td, value)
+
+    def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
+        super().bind(arrays, row)
+        leaves = self._trees[INPUT].leaves.keys()
+        at_root = leaves == self._inputs.keys() and all(len(key) == 1 for key in leaves)
+        self._at_root = [(key[0], row) for key, row in self._inputs.items()] if at_root else []
+
+    def _with_inputs(self, root: TensorDictBase) -> TensorDictBase:
+        """What is known of the env, with the inputs of the next step."""
+        if not self._at_root or self.env.device is not None:
+            values = {key: row.clone() for key, row in self._inputs.items()} | self._objects[INPUT]
+            return root.update(self._placed(self._trees[INPUT].build(values)))
+        for name, row in self._at_root:
+            root.set(name, row.clone())
+        return root
+
+    def perform(self, call: Call) -> Any:
+        if call.kind == "call" and "." in call.name:
+            *path, name = call.name.split(".")
+            owner = self.env
+            for part in path:
+                owner = getattr(owner, part)
+            with self._streams, self._grads:
+                found = getattr(owner, name)
+                return found(*call.args, **call.kwargs) if callable(found) else found
+        return super().perform(call)
+
+    def close(self) -> None:
+        if not (isinstance(_innermost(self.env), BatchedEnvBase) and self.env.is_closed):
+            self.env.close()
+
+
+class TorchRLGymAdapter(SeenThrough, TorchRLAdapter):
+    """Drives the Gymnasium env inside a `GymEnv` of TorchRL's for which `can_see_through` holds.
+
+    Args:
+        env: The env.
+        env_index: Its index, for messages.
+        handling: What is done about its random numbers; its values take the same way in any case.
+        gym: Drives the Gymnasium env.
+        names: What TorchRL calls values of the spaces, where that is not the same.
+    """
+
+    def _decoder(self, key: Key, spec: TensorSpec, row: Any, target: Any) -> Any:
+        if not isinstance(spec, OneHot):
+            value = tensor_of(row, spec.dtype)
+            return lambda: target.__setitem__(0, value.numpy())
+
+        def decode() -> None:
+            target[0] = row.argmax()  # TorchRL does not look at more either
+
+        return decode
+
+    def seed(self, seed: int) -> None:
+        """Reset the env with the seed at once, as TorchRL's `set_seed` does; the next reset is its second one."""
+        self.reset(ResetArguments({"seed": seed}))
+
+
+def adapted(env: Any, env_index: int, handling: Handling) -> TensorDictAdapter:
+    """The adapter for an env of TorchRL. The engine finds this function by its name.
+
+    Args:
+        env: The env.
+        env_index: Its index, for messages.
+        handling: How it is driven.
+    """
+    if can_see_through(env):
+        gym = GymAdapter(env._env, env_index, generators=handling.generators)
+        names = PIXELS if env.from_pixels else NO_NAMES
+        adapter = TorchRLGymAdapter(env, env_index, handling, gym, names)
+        if has_values_of(gym.metadata, adapter.output_spec, adapter.input_spec, names, encodes=True):
+            return adapter
+    return TorchRLAdapter(env, env_index, handling)
+
+
+def can_see_through(env: Any) -> bool:
+    """Whether an env is TorchRL's own `GymEnv` or `GymWrapper`, as it was written, around a single Gymnasium env.
+
+    One with info readers, a frame skip, a device, or anything that was put in the place of its methods is not.
+    """
+    if type(env) not in (torchrl.envs.GymEnv, torchrl.envs.GymWrapper):
+        return False
+    gym = env._env
+    return (
+        isinstance(gym, gymnasium.Env)
+        and not env._is_batched
+        and not env.batch_size
+        and not env.info_dict_reader
+        and (env.device is None or env.device.type == "cpu")
+        and env.wrapper_frame_skip == 1
+        and env._convert_actions_to_numpy
+        and not env.run_type_checks
+        and not env.__dict__.keys() & {*COMMANDS, *READERS, "_torchrl_native_autoreset"}
+        and all(_is_theirs(getattr(type(env), name)) for name in (*COMMANDS, *READERS))
+        and not _has_starts(gym.action_space)
+    )
+
+
+def _is_theirs(method: Any) -> bool:
+    return str(getattr(method, "__module__", "")).startswith("torchrl.")
+
+
+def _has_starts(space: Any) -> bool:
+    """Whether there are several actions, or integers that do not begin at 0, which TorchRL takes for other ones."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return bool(space.start != 0)
+    return not isinstance(space, gymnasium.spaces.Box)
+
+
+# -- what an env consists of ------------------------------------------------------------------------------
+
+
+def _innermost(env: Any) -> Any:
+    while isinstance(env, torchrl.envs.TransformedEnv):
+        env = env.base_env
+    return env
+
+
+def _transforms(env: Any) -> Iterator[Transform]:
+    """The transforms of an env, those in a Compose one by one."""
+    while isinstance(env, torchrl.envs.TransformedEnv):
+        yield from _taken_apart(env.transform)
+        env = env.base_env
+
+
+def _taken_apart(transform: Any) -> Iterator[Transform]:
+    if isinstance(transform, Compose):
+        for part in transform.transforms:
+            yield from _taken_apart(part)
+    else:
+        yield transform
+
+
+def _num_workers(env: Any) -> int:
+    """How many envs there are in an env, counted as TorchRL's chain of seeds counts them."""
+    return int(env.num_workers) if isinstance(env, BatchedEnvBase) else 1
+
+
+def _steps_in_one(env: Any, transforms: list[Transform]) -> bool:
+    """Whether an env steps and resets in a way of its own, so that the next root does not follow from the outcome."""
+    base = torchrl.envs.EnvBase
+    inner = _innermost(env)
+    hooks = (type(each)._post_step_mdp_hooks is not Transform._post_step_mdp_hooks for each in transforms)
+    return (
+        any(hooks)
+        or getattr(inner, "_post_step_mdp_hooks", None) is not None
+        or any(
+            getattr(type(each), name) is not getattr(base, name)
+            for each in (env, inner)
+            for name in ("step_and_maybe_reset", "_step_and_maybe_reset", "maybe_reset")
+            if not isinstance(each, BatchedEnvBase)
+        )
+        or any("_compiled_step_and_maybe_reset" in each.__dict__ for each in (env, inner))
+        or any(each.__dict__.get("_torchrl_native_autoreset") for each in (env, inner))
+    )
