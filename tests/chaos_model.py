@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from chaos_envs import FAILING, UNTOLD, length_of
 
@@ -51,6 +51,8 @@ class Model:
         deaths: When its worker was killed, or stopped for too long, as far as nobody heard of it.
         owed: Whether it is certain that it was lost, and nobody has heard of it.
         vague: Whether nothing is certain, until it was reset or has stepped.
+        asked: How many steps and resets it was asked for.
+        lent: What was lent last: how many that were, the tensors, and what was in them.
     """
 
     index: int
@@ -59,6 +61,8 @@ class Model:
     deaths: list[float] = field(default_factory=list)
     owed: bool = False
     vague: bool = False
+    asked: int = 0
+    lent: tuple[int, dict[str, Any], dict[str, Any]] | None = None
 
     @property
     def may_be_dead(self) -> bool:

@@ -50,6 +50,7 @@ class Request:
         self.told = {env: round_.tell() for env in chosen}
         self.payload = round_.rng.randbytes(round_.rng.choice([0, 100, 100_000, 1_000_000])) if kind == "echo" else b""
         self.envs = chosen if by_view else list(range(round_.options.count))
+        self.lends = kind.startswith("step") and self.told[chosen[0]] % 2 == 0
         self.began = time.monotonic()
         self.took = 0.0
 
@@ -84,6 +85,10 @@ class Request:
         }.get(self.kind, ())
         name = {"echo": "call", "look": "get_attr", "seed": "set_seed"}.get(self.kind, self.kind)
         kwargs: dict[str, Any] = dict(self.options)
+        if self.lends:
+            kwargs["copy"] = False
+        if self.kind == "reset" or self.kind.startswith("step"):
+            self._count()
         if self.kind == "reset":
             kwargs["list_of_kwargs"] = [{"options": {"told": self.told.get(index, UNTOLD)}} for index in self.envs]
             arguments = (TensorDict({"_reset": self._mask.unsqueeze(-1)}, [len(self.envs)]),)
@@ -98,6 +103,7 @@ class Request:
 
     async def send(self, by_view: list[int] | None) -> None:
         """Send the step rather than wait for it; the envs in any order, and what is sent is spoilt afterwards."""
+        self._count()
         order = self.round.rng.sample(self.chosen, len(self.chosen))
         td = TensorDict(
             {"action": torch.tensor([self.told[env] for env in order]), "env_index": torch.tensor(order)}, [len(order)]
@@ -106,6 +112,10 @@ class Request:
             await self.round.ask(by_view, "send", td, **self.options)
         finally:
             td["action"].fill_(1)
+
+    def _count(self) -> None:
+        for model in self.models:
+            model.asked += 1
 
     def alone(self, env: int) -> Request:
         """The part of it that is one env's."""
@@ -121,6 +131,7 @@ class Request:
         Raises:
             Mismatch: If it cannot be.
         """
+        self._judge_loans()
         self.round.notice_late()
         if self._was_slow:
             self.notice_late()
@@ -240,8 +251,22 @@ class Request:
                 require(same or not certain, f"env {env}: the bulk does not fit {mark}")
             yield env, tuple(mark)
 
+    def _judge_loans(self) -> None:
+        """What was lent stands until the second next command is asked for."""
+        for model in self.models:
+            if model.lent is not None and model.asked - model.lent[0] < 2:
+                _, looked_at, was = model.lent
+                same = all(torch.equal(value, was[key]) for key, value in looked_at.items())
+                require(same, f"env {model.index}: what was lent changed before its time")
+
     def _judge_step(self, td: TensorDictBase, root: TensorDictBase | None = None) -> None:
         following = td["next"]
+        for row, env in enumerate(self.envs):
+            if self.lends and env in self.told:
+                values = {key: following.get(key) for key in ("mark", "bulk", "reward", "done")}
+                own = {key: value[row] for key, value in values.items() if isinstance(value, torch.Tensor)}
+                model = self.round.models[env]
+                model.lent = (model.asked, own, {key: value.clone() for key, value in own.items()})
         roots = dict(self._rows(root)) if root is not None else {}
         for row, (env, mark) in enumerate(self._rows(following)):
             if env not in self.told:

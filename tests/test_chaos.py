@@ -17,6 +17,7 @@ from aioenvs.batched.scope import Running
 from aioenvs.engine.channel import Channel
 from aioenvs.engine.restarting import RestartingPool
 from aioenvs.engine.threads import ThreadPool
+from aioenvs.engine.turns import Turns
 
 PLAIN = Options(
     count=3,
@@ -143,3 +144,9 @@ def test_a_step_that_is_sent_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 def test_options_are_drawn_by_the_seed() -> None:
     first, second = (Options.drawn(random.Random(3)) for _ in range(2))
     assert first == second
+
+
+def test_a_loan_that_is_written_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Turns, "lend", lambda self, rows: None)
+    with pytest.raises(Mismatch, match="what was lent changed before its time"):
+        go(1, 2000, THREADS)

@@ -137,9 +137,13 @@ async def test_steps_of_some_keep_what_the_others_have(face: Face) -> None:
         assert steps(partly) == [2, 1, 1]
         assert partly["next", "reward"].flatten().tolist() == [2.0, 0.0, 0.0]
         assert steps(first) == [1, 1, 1]
+        await face.call(env.reset, masked("_reset", 3, [2]))
+        td = acting([1, 1, 1], only=[1])
+        partly, root = await face.call(env.step_and_maybe_reset, td, copy=False)
+        assert steps(partly) == steps(root) == [2, 2, 0]
+        await face.call(env.step, acting([1, 1, 1], only=[2]))
         whole, root = await lent(face, env, [1, 1, 1])
-        assert steps(whole) == steps(root) == [3, 2, 2]
-        assert steps(first)[1:] == [1, 1]
+        assert steps(whole) == steps(root) == [3, 3, 2]
 
 
 @over_every_face

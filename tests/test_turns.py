@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aioenvs.engine.metadata import IN_NEXT, IN_ROOT, WHOLE
 from aioenvs.engine.turns import Turns
@@ -32,20 +32,32 @@ class TurnsKeepWhatIsLent(RuleBasedStateMachine):
         self.where, self.turn = np.zeros(NUM_ENVS, np.uint8), np.zeros(NUM_ENVS, np.uint8)
         self.turns = Turns(self.where, self.turn)
         self.pages = [Page() for _ in range(NUM_ENVS)]
+        self.at_work: list[tuple[np.ndarray, bool]] = []
 
-    @rule(envs=SOME, lends=st.booleans(), region=st.sampled_from([IN_ROOT, IN_NEXT]), ends=st.sampled_from("dfc"))
-    def command(self, envs: np.ndarray, lends: bool, region: int, ends: str) -> None:
-        """A command that is done, fails half-way, or is answered when nobody listens any more."""
+    @rule(envs=SOME, lends=st.booleans())
+    def ask(self, envs: np.ndarray, lends: bool) -> None:
+        """A command is sent to those of the envs that are not at work."""
+        envs = np.array([env for env in envs.tolist() if all(env not in asked for asked, _ in self.at_work)], np.intp)
+        if not len(envs):
+            return
         self.turns.decide(envs, lends=lends)
-        targets = self.turns.target(envs)
-        for env, target in zip(envs.tolist(), targets.tolist(), strict=True):
+        for env, target in zip(envs.tolist(), self.turns.target(envs).tolist(), strict=True):
             page = self.pages[env]
             page.asked += 1
             page.slots[target] = page.asked
             page.lent = {number: slot for number, slot in page.lent.items() if page.asked - number < 2}
-            if ends != "f":
-                self.where[env] = 2 * target + region
-        if lends and ends == "d" and (slot := self.turns.slot(envs)) is not None:
+        self.at_work.append((envs, lends))
+
+    @precondition(lambda self: self.at_work)
+    @rule(
+        data=st.data(), region=st.sampled_from([IN_ROOT, IN_NEXT]), ends=st.sampled_from(["done", "failed", "unheard"])
+    )
+    def end(self, data: st.DataObject, region: int, ends: str) -> None:
+        """A command is done, fails half-way, or is answered when nobody listens any more."""
+        envs, lends = self.at_work.pop(data.draw(st.integers(0, len(self.at_work) - 1)))
+        if ends != "failed":
+            self.where[envs] = 2 * self.turns.target(envs) + region
+        if lends and ends == "done" and (slot := self.turns.slot(envs)) is not None:
             for env in envs.tolist():
                 page = self.pages[env]
                 page.lent[page.asked] = slot
@@ -62,6 +74,7 @@ class TurnsKeepWhatIsLent(RuleBasedStateMachine):
         if self.turns.plain:
             assert (self.where <= IN_NEXT).all()
             assert not self.turn.any()
+            assert not self.turns._lent.any()
 
 
 TestTurns = TurnsKeepWhatIsLent.TestCase

@@ -98,7 +98,7 @@ class AsyncSteps(AsyncCalls):
         crossing = scope.whole.crossing
         fetched = {} if crossing is None else await _fetched(scope, crossing, td, entries)
         inputs = exchange.check_inputs(td, entries, rows, fetched) if chosen.indices else {}
-        lends = not copy or crossing is not None
+        lends = rows is None and (not copy or crossing is not None)
         if rows is not None:
             exchange.check_root(td)
         lease = await pool.hold(chosen, "step_and_maybe_reset" if maybe_reset else "step", timeout=timeout)

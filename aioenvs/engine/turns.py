@@ -74,6 +74,7 @@ class Turns:
 
     def lend(self, rows: Any) -> None:
         """The results of these envs are lent: what comes next goes to the other slot."""
+        self.plain = False  # others may have found it so while these were at work
         self._turn[rows] = (self._turn[rows] & 1) ^ 1
         self._lent[rows] = True
 
