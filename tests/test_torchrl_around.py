@@ -420,6 +420,7 @@ def test_views(make: Any) -> None:
         part = view.step(env.rand_action(td)[1:3].clone())
         assert part["next", "reward"].tolist() == [[1.0], [1.0]]
         assert env[-1].reset().batch_size == (1,)
+        assert (view.num_workers, view.create_env_fn, view.create_env_kwargs) == (2, [cartpole] * 2, [{}] * 2)
         view.close()
         assert not env.is_closed
         with pytest.raises(IndexError):
