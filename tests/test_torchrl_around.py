@@ -12,6 +12,7 @@ import cloudpickle
 import pytest
 import torch
 from oracle import TORCHRL_MARKS, start_what_torchrl_shares
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl_envs import collectors, data, differences, modules, theirs
 
@@ -419,6 +420,7 @@ def test_views(make: Any) -> None:
         part = view.step(env.rand_action(td)[1:3].clone())
         assert part["next", "reward"].tolist() == [[1.0], [1.0]]
         assert env[-1].reset().batch_size == (1,)
+        assert (view.num_workers, view.create_env_fn, view.create_env_kwargs) == (2, [cartpole] * 2, [{}] * 2)
         view.close()
         assert not env.is_closed
         with pytest.raises(IndexError):
@@ -512,3 +514,46 @@ def test_other_envs_than_torchrls() -> None:
     with ours.ParallelEnv(2, "CartPole-v1", num_processes=1) as env:
         theirs.check_env_specs(env)
         assert counted(env).rollout(5).shape == (2, 5)
+
+
+# -- errors -----------------------------------------------------------------------------------------------
+
+MISTAKES: dict[str, Any] = {
+    "a step of another size": lambda env: env.step(TensorDict({"action": torch.zeros(5, 2)}, [5])),
+    "a reset of another size": lambda env: env.reset(TensorDict({}, [5])),
+    "an output spec": lambda env: setattr(env, "output_spec", env.output_spec),
+    "an input spec": lambda env: setattr(env, "input_spec", env.input_spec),
+    "a second start": lambda env: (env.reset(), env.start()),
+    "no key of truncation": lambda env: env.add_truncated_keys(),
+    "both breaks": lambda env: env.rollout(3, break_when_any_done=True, break_when_all_done=True),
+    "no beginning": lambda env: env.rollout(3, auto_reset=False),
+}
+MISMADE: dict[str, Any] = {
+    "factories": lambda cls: cls(3, [cartpole, cartpole]),
+    "keyword arguments": lambda cls: cls(3, cartpole, create_env_kwargs=[{}, {}]),
+    "pinned memory": lambda cls: cls(3, cartpole, pin_memory=True),
+    "steps after the end": lambda cls: cls(3, cartpole, allow_step_when_done=True),
+    "two kinds of memory": lambda cls: cls(3, cartpole, memmap=True, shared_memory=True),
+    "an option that is none": lambda cls: cls(3, cartpole, no_such_option=1),
+}
+
+
+def raised(act: Any) -> type[BaseException]:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (which one is what is compared)
+        act()
+    return caught.type
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_raise_what_they_raise_in_torchrl(make: Any, name: str) -> None:
+    expected = theirs.SerialEnv(COUNT, cartpole)
+    with make(COUNT, cartpole) as env:
+        kind = raised(lambda: MISTAKES[name](expected))
+        assert issubclass(raised(lambda: MISTAKES[name](env)), kind)
+        assert env.rollout(2).shape == (COUNT, 2)
+    expected.close(raise_if_closed=False)
+
+
+@pytest.mark.parametrize("name", MISMADE)
+def test_what_cannot_be_made_raises_what_it_raises_in_torchrl(make: Any, name: str) -> None:
+    assert issubclass(raised(lambda: MISMADE[name](make)), raised(lambda: MISMADE[name](theirs.SerialEnv)))

@@ -10,9 +10,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 import torch
 from tensordict import TensorDictBase, is_non_tensor
 
+pytest.importorskip("torchrl")
 with warnings.catch_warnings():  # TorchRL warns of much when it is imported, and warnings are errors here
     warnings.simplefilter("ignore")
     import torchrl.collectors as collectors

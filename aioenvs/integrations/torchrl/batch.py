@@ -131,6 +131,9 @@ class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
     @property
     def create_env_kwargs(self) -> list[dict[str, Any]]:
         """The keyword arguments of each factory."""
+        if isinstance(self._envs, View):
+            whole = self._envs._env._owner._config.kwargs
+            return [dict(whole[env]) for env in self._envs.env_index]
         return [dict(kwargs) for kwargs in self._envs._env._config.kwargs]
 
     @property

@@ -103,7 +103,7 @@ class TorchRLAdapter(TensorDictAdapter):
             env.input_spec.clone(),
             bool(getattr(env, "_supports_set_state", False)),
             carried,
-            str(env),
+            _told(env),
         )
         described = super()._describe()
         return dataclasses.replace(described, specs={**described.specs, "torchrl": native})
@@ -271,6 +271,14 @@ def _has_starts(space: Any) -> bool:
 
 
 # -- what an env consists of ------------------------------------------------------------------------------
+
+
+def _told(env: Any) -> str:
+    """What an env calls itself, if it can."""
+    try:
+        return str(env)
+    except Exception:  # it is for messages only
+        return f"{type(env).__name__}()"
 
 
 def _innermost(env: Any) -> Any:
