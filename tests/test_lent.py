@@ -251,6 +251,25 @@ async def test_a_restart_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         assert not further["next", "truncated"].any()
 
 
+async def test_a_loss_is_told_in_another_half_than_the_reset_was(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
+    monkeypatch.setattr(restarts, "LONGEST_DELAY", 0.0)
+    kwargs = {"fault": gate.wait, "at": (1, 2)}
+    async with AsyncParallelEnv(1, CountingEnv, create_env_kwargs=kwargs, num_processes=1, **RESTART) as env:
+        await env.reset()
+        first, _ = await env.step_and_maybe_reset(acting([1]), copy=False)
+        unheard = asyncio.ensure_future(env.step_and_maybe_reset(acting([1])))
+        await gate.arrival()
+        await kill_and_reap(env.pids[0])
+        unheard.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await unheard
+        lost, root = await env.step_and_maybe_reset(acting([1]))
+        assert lost["next", "truncated"].all()
+        assert observed(lost) == observed(first) == [[0, 1, 1, 1]]
+        assert observed(root) == [[0, 1, 0, 0]]
+        assert steps((await env.step_and_maybe_reset(acting([1])))[0]) == [1]
+
+
 async def test_an_env_that_raised_counts_as_asked(face: Face) -> None:
     fails = {1: {"fault": raise_value_error, "at": (1, 2)}}
     async with face.open(2, CountingEnv, create_env_kwargs=numbered(2, fails)) as env:

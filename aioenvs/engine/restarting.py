@@ -17,7 +17,8 @@ from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.deadlines import done_within
 from aioenvs.engine.failure import annotate, passable
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.metadata import ROOT, SLOTS, STATUS, WHERE
+from aioenvs.engine.layout import Arrays
+from aioenvs.engine.metadata import IN_ROOT, ROOT, SLOTS, STATUS, TURN, WHERE
 from aioenvs.engine.pool import Lease, Selection, Steps
 from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.restarts import RestartBudget, derived_seed
@@ -127,8 +128,11 @@ class RestartingPool(WorkerPool):
         if not self._lost:
             return {}
         lost = {env: self._lost.pop(env) for env in self._lost.keys() & envs}
-        for env, loss in lost.items():
-            self._write_root(env, loss.rows)
+        for env, loss in lost.items():  # to where the command that tells of it writes, wherever the reset was
+            slot, root, where = self._next_root(env)
+            for row, value in zip(root, loss.rows, strict=False):
+                row[...] = value
+            where[...] = IN_ROOT + 2 * slot
         return lost
 
     def _use_seeds(self, envs: Collection[int]) -> None:
@@ -184,12 +188,12 @@ class RestartingPool(WorkerPool):
     async def _bring_back(self, index: int) -> None:
         """Replace a worker, as often as it takes and its budget allows, and reset its envs."""
         envs = self.groups[index]
-        before = {env: [row.copy() for row in self._root(env)] for env in envs}
+        before = [(row, row.copy()) for env in envs for row in self._roots(env)]
         try:
             await self._retry(index)
         finally:  # what a caller has not heard of is not known
-            for env, rows in before.items():
-                self._write_root(env, rows)
+            for row, value in before:
+                row[...] = value
 
     async def _retry(self, index: int) -> None:
         budget, error = self.budgets[index], self.slots.error(self.groups[index][0])
@@ -230,18 +234,26 @@ class RestartingPool(WorkerPool):
         except TimeoutError:
             raise self._start_error(index, f"did not reset its envs within {self._timeouts.start} s") from None
         for env in envs:
-            rows = [row.copy() for row in self._root(env)]
+            rows = [row.copy() for row in self._next_root(env)[1]]
             self._lost[env] = Loss(rows, outcome.objects.get(env, {}).get(ROOT, {}))
 
-    def _root(self, env: int) -> Rows:
+    def _roots(self, env: int) -> Rows:
         """An env's rows of the root, and the one that says where its latest values are; none without a block."""
-        for family, arrays in zip(self.families, self.arrays, strict=False):
-            if env in family.envs:
-                row = family.envs.index(env)
-                roots = [array for slot in SLOTS for array in arrays[slot[ROOT]].values()]
-                return [array[row : row + 1] for array in (*roots, arrays[STATUS][WHERE])]
-        return []
+        found: Rows = []
+        for arrays, row in self._place(env):
+            roots = [array for slot in SLOTS for array in arrays[slot[ROOT]].values()]
+            found += [array[row : row + 1] for array in (*roots, arrays[STATUS][WHERE])]
+        return found
 
-    def _write_root(self, env: int, values: Rows) -> None:
-        for row, value in zip(self._root(env), values, strict=False):
-            row[...] = value
+    def _next_root(self, env: int) -> tuple[int, Rows, NDArray[Any]]:
+        """The slot in which an env writes next, its rows of the root there, and the row of WHERE."""
+        for arrays, row in self._place(env):
+            slot = int(arrays[STATUS][TURN][row]) & 1
+            rows = [array[row : row + 1] for array in arrays[SLOTS[slot][ROOT]].values()]
+            return slot, rows, arrays[STATUS][WHERE][row : row + 1]
+        return 0, [], np.zeros(1, np.uint8)
+
+    def _place(self, env: int) -> list[tuple[Mapping[str, Arrays], int]]:
+        """The arrays in which an env has its rows, and which ones; nothing without a block."""
+        pairs = zip(self.families, self.arrays, strict=False)
+        return [(arrays, family.envs.index(env)) for family, arrays in pairs if env in family.envs]
