@@ -49,16 +49,21 @@ class Watchman:
 
 def _watch(watches: queue.SimpleQueue[Watch | None]) -> None:
     while (watch := watches.get()) is not None:
-        fences, loop, reported = watch
-        error: BaseException | None = None
-        try:
-            for fence in fences:
-                fence.wait()
-        except BaseException as caught:  # whoever waits for it has it
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits any more
-            loop.call_soon_threadsafe(_report, reported, error)
-        del watch, fences, loop, reported, error  # an idle thread keeps nothing
+        _see_to(watch)
+        del watch  # an idle thread keeps nothing
+
+
+def _see_to(watch: Watch) -> None:
+    """Wait for the fences of a watch, and say so to whoever waits for that."""
+    fences, loop, reported = watch
+    error: BaseException | None = None
+    try:
+        for fence in fences:
+            fence.wait()
+    except BaseException as caught:  # whoever waits for it has it
+        error = caught
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits any more
+        loop.call_soon_threadsafe(_report, reported, error)
 
 
 def _report(reported: asyncio.Future[None], error: BaseException | None) -> None:
