@@ -174,7 +174,7 @@ def run(options: RunOptions) -> int:
     Raises:
         CommandError: The environment id is unknown, Gymnasium is missing, or the run failed.
     """
-    check_env_id(options.env_id)
+    check_env_id(options.env_id, hint="It takes registered ids; for a function of your own see 'aioenvs bench'.")
     report = RunReport(options, EpisodeStats(options.num_workers))
     exit_code = 0
     try:

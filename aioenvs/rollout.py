@@ -369,7 +369,14 @@ def _on_observations(policy: Callable[..., Any], env: Steppable) -> Policy:
         )
 
     def act(td: TensorDictBase) -> Any:
-        action = policy(*(td.get(key) for key in keys))
+        try:
+            action = policy(*(td.get(key) for key in keys))
+        except Exception as error:
+            error.add_note(
+                f"the policy was given the observations {keys!r}; to get the TensorDict instead, name its first "
+                "parameter td, tensordict or data, or annotate it"
+            )
+            raise
         if not inspect.isawaitable(action):
             return td.set(action_keys[0], action)
 

@@ -11,6 +11,7 @@ It needs the extra `torchrl`. In place of the first import of `aioenvs`, TorchRL
 
 from __future__ import annotations
 
+import argparse
 import time
 import warnings
 from collections import deque
@@ -29,17 +30,15 @@ with warnings.catch_warnings():  # TorchRL warns of parts of its own when it is 
 
 from aioenvs.integrations.torchrl import ParallelEnv
 
-NUM_ENVS = 16
 FRAMES_PER_BATCH = 2048
-TOTAL_FRAMES = 50 * FRAMES_PER_BATCH
 EPOCHS = 6
 MINIBATCH = 128
 GOAL = 300  # steps of an episode, on average over the last ones; 500 is the most
 
 
-def make_env() -> TransformedEnv:
+def make_env(num_envs: int) -> TransformedEnv:
     """The envs, each an unchanged GymEnv in a worker, and what counts their episodes here."""
-    envs = ParallelEnv(NUM_ENVS, lambda: GymEnv("CartPole-v1"))
+    envs = ParallelEnv(num_envs, lambda: GymEnv("CartPole-v1"))
     return TransformedEnv(envs, Compose(RewardSum(), StepCounter()))
 
 
@@ -64,10 +63,15 @@ def make_agent(env: TransformedEnv) -> tuple[ProbabilisticActor, ValueOperator]:
 
 def main() -> float:
     """Train until the goal is reached; the mean length of the last episodes."""
-    torch.manual_seed(0)
+    parser = argparse.ArgumentParser(description="TorchRL's PPO on CartPole.")
+    parser.add_argument("--num-envs", type=int, default=16, help="how many environments (default: 16)")
+    parser.add_argument("--frames", type=int, default=102_400, help="steps of all of them at most (default: 102400)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of environments and policy (default: 0)")
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
     torch.set_num_threads(1)  # such small networks gain nothing by more, and the workers want the other cores
-    env = make_env()
-    env.set_seed(0)
+    env = make_env(options.num_envs)
+    env.set_seed(options.seed)
     actor, critic = make_agent(env)
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic, average_gae=True)
     loss_module = ClipPPOLoss(actor, critic, clip_epsilon=0.2, entropy_coeff=0.01)
@@ -76,7 +80,7 @@ def main() -> float:
         env,
         actor,
         frames_per_batch=FRAMES_PER_BATCH,
-        total_frames=TOTAL_FRAMES,
+        total_frames=options.frames,
         auto_register_policy_transforms=False,
     )
     lengths: deque[float] = deque(maxlen=30)

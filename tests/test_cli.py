@@ -201,6 +201,13 @@ def test_known_env_ids_pass(env_id: str) -> None:
     assert check_env_id(env_id) is None
 
 
+def test_a_factory_of_ones_own_is_pointed_to_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "gymnasium:make_env"]) == 2
+    assert "aioenvs bench" in capsys.readouterr().err
+    assert cli.main(["run", "NoSuchEnv-v0"]) == 2
+    assert "aioenvs bench" not in capsys.readouterr().err
+
+
 def test_missing_gymnasium_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

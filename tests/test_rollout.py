@@ -181,6 +181,14 @@ async def test_a_policy_must_be_callable(face: Face) -> None:
         await roll(face, 3, "left")
 
 
+def test_a_policy_that_took_observations_for_a_tensordict_is_told_so() -> None:
+    with SerialEnv(2, "CartPole-v1") as env, pytest.raises(KeyError) as caught:
+        env.rollout(3, lambda x: {"a": x}["action"])
+    (note,) = (note for note in caught.value.__notes__ if "policy" in note)
+    assert "['observation']" in note
+    assert "tensordict" in note
+
+
 @one_of_each
 async def test_an_error_in_the_policy_leaves_the_envs_usable(face: Face) -> None:
     def policy(td: Any) -> Any:

@@ -296,7 +296,8 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
         """Not possible: an env is not called."""
         raise NotImplementedError(
             f"{type(self).__name__} cannot be called; use reset and step. A batched env needs a function that makes an "
-            f"env, such as `lambda: {type(self).__name__}(...)`, instead of an env"
+            f"env, such as `lambda: {type(self).__name__}(...)`, instead of an env; TorchRL's classes take the batches "
+            "of aioenvs.integrations.torchrl"
         )
 
     def close(self, *, raise_if_closed: bool = True) -> None:

@@ -12,16 +12,20 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import gymnasium
-from stable_baselines3.common.vec_env import VecEnv
-
 from aioenvs.batched.config import BatchConfig
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError
+from aioenvs.integrations import explained
 from aioenvs.integrations.vectors.blocking import Vector, one_each
 from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
 from aioenvs.integrations.vectors.inside import is_wrapped
+
+try:
+    import gymnasium
+    from stable_baselines3.common.vec_env import VecEnv
+except ModuleNotFoundError as error:
+    raise explained(error, "sb3") from error
 
 __all__ = ["AioVecEnv"]
 
