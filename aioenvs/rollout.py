@@ -7,8 +7,9 @@ driver's own thread in either case.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -18,6 +19,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from aioenvs.mdp import any_done, done_mask, merged, next_root, terminated_or_truncated
 from aioenvs.mdp.advance import is_node
 from aioenvs.mdp.done import nodes_of
+from aioenvs.step_storage import StepStorage, name_time, size_of
 
 __all__ = [
     "Policy",
@@ -26,7 +28,6 @@ __all__ = [
     "Steps",
     "as_policy",
     "drive",
-    "name_time",
     "rollout",
     "settle",
     "with_action",
@@ -34,6 +35,7 @@ __all__ = [
 
 Policy = Callable[[TensorDictBase], Any]
 Steps = Generator[Any, Any, TensorDictBase]
+LARGE = 1 << 15  # bytes of a step from which on writing it costs less than keeping it
 TENSORDICT_NAMES = ("td", "tensordict", "data")
 
 
@@ -104,16 +106,17 @@ def rollout(
         act = _cast(act, policy)
     advance = _Advance(env, options)
     td = advance.own((yield from _beginning(env, start, options)))
-    rows: list[TensorDictBase] = []
+    steps = _Kept(options, out)
     while td is not None:
         td = yield from _acted(act, td)
         row, td = yield from advance(td)
-        rows.append(row if options.storing_device is None else row.to(options.storing_device))
         if callback is not None:
             yield from settle(callback(env, row))
-    for node in truncated:
-        _truncate(rows[-1].get("next"), node)
-    return _stacked(rows, options, out)
+        if td is None:
+            for node in truncated:
+                _truncate(row.get("next"), node)
+        steps.add(row)
+    return steps.stacked()
 
 
 def settle(value: Any) -> Generator[Any, Any, Any]:
@@ -269,37 +272,63 @@ def _truncate(td: TensorDictBase, path: tuple[str, ...]) -> None:
         td.set("done", torch.ones_like(done))
 
 
-def _stacked(rows: list[TensorDictBase], options: RolloutOptions, out: TensorDictBase | None) -> TensorDictBase:
-    dim = rows[0].ndim
-    stacked: TensorDictBase
-    if options.return_contiguous:
-        stacked = _dense(rows, dim, out)
-    elif options.return_contiguous is None:
-        stacked = LazyStackedTensorDict.maybe_dense_stack(rows, dim, out=out)
-    else:
-        stacked = LazyStackedTensorDict.lazy_stack(rows, dim, out=out)
-    return name_time(stacked, dim)
+class _Kept:
+    """The steps of a rollout: large ones are written where they belong, small ones are quicker to stack at the end.
+
+    Args:
+        options: Of the rollout.
+        out: Where to stack into.
+    """
+
+    def __init__(self, options: RolloutOptions, out: TensorDictBase | None) -> None:
+        self._options = options
+        self._out = out
+        self._rows: list[TensorDictBase] = []
+        self._storage: StepStorage | None = None
+
+    def add(self, row: TensorDictBase) -> None:
+        if not self._rows and self._storage is None and self._fits(row):
+            options = self._options
+            self._storage = StepStorage(options.max_steps, options.storing_device, keeps_graph=True)
+        if self._storage is not None:
+            self._storage.write(row)
+        else:
+            device = self._options.storing_device
+            self._rows.append(row if device is None else row.to(device))
+
+    def _fits(self, first: TensorDictBase) -> bool:
+        """Whether it is known how much there will be to write, and worth it."""
+        options = self._options
+        may_break = options.break_when_any_done or options.break_when_all_done
+        if may_break or options.return_contiguous is False or self._out is not None:
+            return False
+        return size_of(first) >= LARGE
+
+    def stacked(self) -> TensorDictBase:
+        with _explained():
+            if self._storage is not None:
+                return self._storage.finish(contiguous=self._options.return_contiguous is True)
+            return self._stack()
+
+    def _stack(self) -> TensorDictBase:
+        rows, out, dim = self._rows, self._out, self._rows[0].ndim
+        stacked: TensorDictBase
+        if self._options.return_contiguous:
+            stacked = TensorDict.stack(rows, dim, out=out)
+        elif self._options.return_contiguous is None:
+            stacked = LazyStackedTensorDict.maybe_dense_stack(rows, dim, out=out)
+        else:
+            stacked = LazyStackedTensorDict.lazy_stack(rows, dim, out=out)
+        return name_time(stacked, dim)
 
 
-def name_time(stacked: TensorDictBase, dim: int) -> TensorDictBase:
-    """The same with "time" as the name of a dim."""
-    if not isinstance(stacked, LazyStackedTensorDict):
-        return stacked.refine_names(..., "time")
-    if stacked.stack_dim == dim:
-        stacked._td_dim_name = "time"
-    else:
-        for part in stacked.tensordicts:
-            name_time(part, dim - (stacked.stack_dim < dim))
-    return stacked
-
-
-def _dense(rows: list[TensorDictBase], dim: int, out: TensorDictBase | None) -> TensorDictBase:
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
     try:
-        stacked: TensorDictBase = TensorDict.stack(rows, dim, out=out)
+        yield
     except RuntimeError as error:
         error.add_note("keys or shapes differ from step to step: call rollout with return_contiguous=False")
         raise
-    return stacked
 
 
 def as_policy(policy: Any, env: Steppable) -> Policy:

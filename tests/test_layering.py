@@ -37,7 +37,7 @@ LAYERS = (
         "aioenvs.engine.driving",
     ),
     ("aioenvs.engine",),
-    ("aioenvs.specs", "aioenvs.mdp", "aioenvs.registry", "aioenvs.storage", "aioenvs.anything"),
+    ("aioenvs.specs", "aioenvs.mdp", "aioenvs.registry", "aioenvs.storage", "aioenvs.step_storage", "aioenvs.anything"),
     ("aioenvs.spaces", "aioenvs.trees"),
     ("aioenvs.rollout", "aioenvs.envs"),
     ("aioenvs.device",),

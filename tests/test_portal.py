@@ -105,6 +105,27 @@ def test_a_coroutine_that_was_cancelled_by_itself_says_so(portal: LoopPortal) ->
         portal.run(cancelled())
 
 
+def test_a_coroutine_that_is_cancelled_before_its_first_turn(portal: LoopPortal) -> None:
+    async def leave_a_callback() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+
+    portal.run(leave_a_callback())
+    with pytest.raises(asyncio.CancelledError):
+        portal.run(asyncio.sleep(60))
+    assert portal.run(asyncio.sleep(0, "and goes on")) == "and goes on"
+
+
+def test_a_stop_of_the_loop_is_no_end_of_a_call(portal: LoopPortal) -> None:
+    async def stopping() -> str:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return "the end"
+
+    assert portal.run(stopping()) == "the end"
+
+
 def test_all_coroutines_see_the_same_loop(portal: LoopPortal) -> None:
     async def loop() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()

@@ -136,7 +136,7 @@ def test_after_a_trial_it_goes_on_with_what_was_drawn_from() -> None:
 def test_where_nothing_is_exchanged_there_is_nothing_to_go_on_with(use: Generators) -> None:
     random.seed(5)
     before = random.getstate(), np.random.mtrand.get_bit_generator()
-    streams = TrialStreams(use)
+    streams = TrialStreams(use=use)
     streams.seed(3)
     drawn = random.random()
     random.setstate(before[0])

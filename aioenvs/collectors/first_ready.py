@@ -11,10 +11,10 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.requests import envs_of, index_of
-from aioenvs.collectors.storage import Storage
 from aioenvs.collectors.trajectories import TRAJ_IDS, TrajectoryIds
 from aioenvs.collectors.ways import Act, Way, failed_envs
 from aioenvs.errors import WorkerError
+from aioenvs.step_storage import StepStorage
 
 __all__ = ["FirstReady"]
 
@@ -48,7 +48,7 @@ class FirstReady(Way):
         self._own_ids: dict[int, torch.Tensor] = {}
         self._early: list[TensorDictBase] = []  # steps that were received before there was a place for them
 
-    async def _fill(self, storage: Storage, act: Act, more: int | None) -> None:
+    async def _fill(self, storage: StepStorage, act: Act, more: int | None) -> None:
         while True:
             self._write_early(storage)
             if not storage.left:
@@ -57,7 +57,7 @@ class FirstReady(Way):
             await self._send(act, None if more is None else storage.left + more - len(self._env.outstanding))
             await self._receive(storage.left)
 
-    def _write_early(self, storage: Storage) -> None:
+    def _write_early(self, storage: StepStorage) -> None:
         while self._early and storage.left:
             td = self._early.pop(0)
             if len(td) > storage.left:

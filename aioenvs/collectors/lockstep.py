@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from aioenvs.collectors.storage import Storage
 from aioenvs.collectors.trajectories import TRAJ_IDS
 from aioenvs.collectors.ways import Act, Way, failed_envs
+from aioenvs.step_storage import StepStorage
 
 __all__ = ["Lockstep"]
 
@@ -25,7 +25,7 @@ class Lockstep(Way):
     _marks: TensorDict  # the ids of the trajectories under way, as each step gets them
     _failed: frozenset[int] = frozenset()  # envs that need a reset, by row, where others go on
 
-    async def _fill(self, storage: Storage, act: Act, more: int | None) -> None:
+    async def _fill(self, storage: StepStorage, act: Act, more: int | None) -> None:
         while storage.left:
             if self._sent is None:
                 self._sent = await act(await self._begun())
@@ -59,14 +59,15 @@ class Lockstep(Way):
         mask[list(self._failed)] = True
         return await self._env.reset(TensorDict({"_reset": mask}, mask.shape))
 
-    async def _finish_step(self, storage: Storage) -> None:
+    async def _finish_step(self, storage: StepStorage) -> None:
         """Wait for the step that is under way, and write it."""
         td, self._root = await self._attempt(self._step)
         self._sent = None
         storage.write(td.set(TRAJ_IDS[0], self._marks))
-        ended = self._ended(td)
-        if ended.any():
-            self._mark(self._ids.renewed(self._marks.get(TRAJ_IDS[1]), ended))
+        former = self._marks.get(TRAJ_IDS[1])
+        ids = self._ids.renewed(former, self._ended(td))
+        if ids is not former:
+            self._mark(ids)
 
     def _mark(self, ids: torch.Tensor) -> None:
         self._marks = TensorDict({TRAJ_IDS[1]: ids}, ids.shape, device=self._env.device)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+
+from aioenvs.storage import array_of
 
 __all__ = ["TRAJ_IDS", "TrajectoryIds"]
 
@@ -39,9 +42,11 @@ class TrajectoryIds:
             ids: Int64.
             ended: Bool, of the same shape.
         """
-        count = int(ended.sum())
+        flags = array_of(ended)
+        count = int(np.count_nonzero(flags))
         if not count:
             return ids
-        renewed = ids.clone()
-        renewed[ended.to(ids.device)] = self.take((count,)).to(ids.device)
-        return renewed
+        renewed = array_of(ids).copy()
+        renewed[flags] = np.arange(self.following, self.following + count)
+        self.following += count
+        return torch.from_numpy(renewed).to(ids.device)

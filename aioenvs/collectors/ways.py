@@ -12,10 +12,10 @@ from tensordict import TensorDictBase
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.collectors.acting import places_of
 from aioenvs.collectors.errand import Errand
-from aioenvs.collectors.storage import Storage
 from aioenvs.collectors.trajectories import TrajectoryIds
 from aioenvs.errors import WorkerError
 from aioenvs.mdp import done_mask
+from aioenvs.step_storage import StepStorage
 
 __all__ = ["Act", "Way", "failed_envs"]
 
@@ -41,7 +41,7 @@ class Way(ABC):
         self._ids = ids
         self._done_keys = tuple(env._index.every_key("done"))
         self._errand = Errand()
-        self._storage: Storage | None = None
+        self._storage: StepStorage | None = None
         scope = env._running_scope
         assert scope is not None
         self._whole = scope.whole
@@ -79,13 +79,13 @@ class Way(ABC):
             batches: How many are to come, with this one; None for any number.
         """
         if self._storage is None:
-            self._storage = Storage(self._steps, self._device, flat=self.flat)
+            self._storage = StepStorage(self._steps, self._device, flat=self.flat)
         await self._fill(self._storage, act, None if batches is None else (batches - 1) * self._steps)
         storage, self._storage = self._storage, None
         return storage.finish()
 
     @abstractmethod
-    async def _fill(self, storage: Storage, act: Act, more: int | None) -> None:
+    async def _fill(self, storage: StepStorage, act: Act, more: int | None) -> None:
         """Write until the storage is full.
 
         Args:

@@ -71,7 +71,7 @@ class GymRows:
         self, env: Any, env_index: int, *, generators: Generators = Generators.LEFT, who: str | None = None
     ) -> None:
         self.env = env
-        self._trial = TrialStreams(generators)
+        self._trial = TrialStreams(use=generators)
         self._streams = self._trial.settled()
         self._who = f"env {env_index}" if who is None else who
         self.metadata = _describe(env, self._who)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # whose functions do not make enum members of handlers, which costs as much as a turn of the loop
 import asyncio
 import contextlib
 import contextvars
@@ -23,6 +24,7 @@ __all__ = ["PATIENCE", "Immediate", "LoopPortal", "Portal", "loop_wanted", "run_
 
 T = TypeVar("T")
 
+SIGINT = int(signal.SIGINT)
 PATIENCE = 1.0  # seconds that cancelled coroutines get to end where nobody else sees to it that they do
 LOOP = object()  # what `loop_wanted` yields
 
@@ -154,13 +156,31 @@ class LoopPortal:
         return os.getpid() != self._owner
 
     def _drive(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
-        task = self._loop.create_task(coroutine)
+        task = self._loop.create_task(self._and_stop(coroutine))
+        task.add_done_callback(self._stop)
         interrupts.act = functools.partial(self._loop.call_soon_threadsafe, task.cancel)
         try:
-            return self._loop.run_until_complete(task)
+            while not task.done():
+                self._loop.run_forever()
+            return task.result()
         except BaseException:
             self._settle(task)
             raise
+        finally:
+            coroutine.close()  # where it was cancelled before its first turn
+
+    async def _and_stop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it and stop the loop at once, rather than in the turn after that, as `run_until_complete` does."""
+        try:
+            return await coroutine
+        finally:
+            task = asyncio.current_task(self._loop)
+            if task is not None:
+                task.remove_done_callback(self._stop)  # which is for a task that never had a turn
+            self._loop.stop()
+
+    def _stop(self, _: asyncio.Task[Any]) -> None:
+        self._loop.stop()
 
     def _settle(self, task: asyncio.Task[Any]) -> None:
         """After an exception that a signal handler of the user's raised inside the loop, let the task end."""
@@ -266,15 +286,15 @@ class _Interrupts:
     def __enter__(self) -> Self:
         if (
             threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            and _signal.getsignal(SIGINT) is signal.default_int_handler
         ):
             self._installed = True
-            signal.signal(signal.SIGINT, self._on_interrupt)
+            _signal.signal(SIGINT, self._on_interrupt)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if self._installed:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _signal.signal(SIGINT, signal.default_int_handler)
         if self._pressed:  # also if the task was quicker: the user did press the key
             cancelled = isinstance(error, asyncio.CancelledError)
             raise KeyboardInterrupt from (None if cancelled else error)

@@ -203,32 +203,35 @@ class TrialStreams(Streams):
     own, as if it had been exchanged.
 
     Args:
+        *kept: What is exchanged always besides numpy's, as the env is likely to use it.
         use: What becomes of the generators themselves.
     """
 
-    def __init__(self, use: Generators = Generators.EXCHANGED) -> None:
+    def __init__(self, *kept: Generator, use: Generators = Generators.EXCHANGED) -> None:
         super().__init__(use=use)
+        self._kept = (NUMPY, *kept)
         self._left = 0
         self._marks: list[Any] = []
 
     def seed(self, seed: int) -> None:
         """Begin new streams, torch's among them if it is loaded by now, and a new trial."""
         torch = sys.modules.get("torch")
-        self._generators = (NUMPY, PYTHON) if torch is None else (NUMPY, PYTHON, torch_generator(torch))
+        tried = (PYTHON,) if torch is None or len(self._kept) > 1 else (PYTHON, torch_generator(torch))
+        self._generators = (*self._kept, *tried)
         super().seed(seed)
         if self._own is not None:
             self._left, self._marks = TRIAL, self._marked(self._own)
 
-    def settled(self) -> Streams | _NumpyStream | None:
+    def settled(self) -> Streams | NumpyStream | None:
         """What to go on with: these streams, until the trial is over, or less; None if nothing has to be kept."""
         if self._own is None:
             return None
         if self._left > 0:
             return self
         used = [old != new for old, new in zip(self._marks, self._marked(self._own), strict=True)]
-        used[0] = True  # numpy's
+        used[: len(self._kept)] = [True] * len(self._kept)
         if not any(used[1:]):
-            return _NumpyStream(self._own[0])
+            return NumpyStream(self._own[0])
         rest = Streams(*(generator for generator, kept in zip(self._generators, used, strict=True) if kept))
         rest._own = [state for state, kept in zip(self._own, used, strict=True) if kept]
         return rest
@@ -241,7 +244,7 @@ class TrialStreams(Streams):
         return [generator.mark(state) for generator, state in zip(self._generators, states, strict=True)]
 
 
-class _NumpyStream:
+class NumpyStream:
     """The same as `Streams` of numpy's generator alone, as quick as can be."""
 
     def __init__(self, own: Any) -> None:

@@ -26,7 +26,7 @@ from aioenvs.engine.metadata import (
     EnvMetadata,
 )
 from aioenvs.engine.spaces import Objects
-from aioenvs.engine.streams import NUMPY, PYTHON, Streams, torch_generator
+from aioenvs.engine.streams import Streams, TrialStreams, torch_generator
 from aioenvs.envs.base import EnvBase
 from aioenvs.errors import ResetNeededError, SpecMismatchError
 from aioenvs.mdp import flat_key, ruling_keys
@@ -66,7 +66,12 @@ class TensorDictAdapter:
         self._inputs: dict[Key, torch.Tensor] = {}
         self._slots: list[dict[str, dict[Key, torch.Tensor]]] = []
         self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
-        self._streams = Streams(PYTHON, NUMPY, TORCH, use=handling.generators)
+        # Of each region, what has a row: what it must be, and where it comes; and what has none.
+        self._fixed: dict[str, list[tuple[Key, torch.Size, torch.dtype | None]]] = {}
+        self._targets: list[dict[str, list[torch.Tensor]]] = []  # by slot
+        self._loose: dict[str, dict[Key, TensorSpec]] = {}
+        self._trial = TrialStreams(TORCH, use=handling.generators)
+        self._streams: Streams = self._trial
         self._failed = False
         # The next root is needed only where an episode ended, so it is made only there, except by envs that step and
         # reset in a way of their own.
@@ -118,6 +123,11 @@ class TensorDictAdapter:
         self._slots = [
             {region: self._rows(region, arrays[name], row) for region, name in slot.items()} for slot in SLOTS
         ]
+        self._targets = [{region: list(rows.values()) for region, rows in slot.items()} for slot in self._slots]
+        for region, rows in self._slots[0].items():
+            leaves = self._trees[region].leaves
+            self._fixed[region] = [(key, leaves[key].shape, leaves[key].dtype) for key in rows]
+            self._loose[region] = {key: spec for key, spec in leaves.items() if key not in rows}
 
     def _rows(self, region: str, arrays: Arrays, row: int) -> dict[Key, torch.Tensor]:
         leaves = self._trees[region].leaves
@@ -127,14 +137,18 @@ class TensorDictAdapter:
         }
 
     def seed(self, seed: int) -> None:
-        self._streams.seed(seed)
+        self._begin_streams(seed)
         with self._streams:
             self.env.set_seed(seed)
+
+    def _begin_streams(self, seed: int) -> None:
+        self._trial.seed(seed)
+        self._streams = self._trial
 
     def reset(self, arguments: ResetArguments) -> None:
         kwargs = received(dict(arguments.kwargs), keeps_graph=self._keeps_grad)
         if "seed" in kwargs and self._is_batch:  # which replaces dead workers before it seeds their envs
-            self._streams.seed(kwargs["seed"])
+            self._begin_streams(kwargs["seed"])
         elif "seed" in kwargs:
             self.seed(kwargs.pop("seed"))
         self._failed = True
@@ -173,8 +187,11 @@ class TensorDictAdapter:
             if done and maybe_reset:
                 self._write(ROOT, self.env.maybe_reset(self.env.step_mdp(td)) if following is None else following)
             elif int(self._turn[0]) & WHOLE:
-                for key, place in self._slots[int(self._turn[0]) & 1][ROOT].items():
-                    place.copy_(values[key])
+                root = [values[key] for key, _, _ in self._fixed[ROOT]]
+                if root:
+                    torch._foreach_copy_(self._targets[int(self._turn[0]) & 1][ROOT], root)
+        if self._streams is self._trial and isinstance(settled := self._trial.settled(), Streams):
+            self._streams = settled
         self._failed = False
         return done
 
@@ -184,25 +201,34 @@ class TensorDictAdapter:
 
     def _write(self, region: str, td: TensorDictBase) -> dict[Key, Any]:
         """Hand over the values of a region; returns them as they are."""
-        tree, slot, objects = self._trees[region], int(self._turn[0]) & 1, self._objects[region]
-        rows = self._slots[slot][region]
-        values = tree.read(td)
-        for key, spec in tree.leaves.items():
+        values = self._trees[region].read(td)
+        written: list[Any] = []
+        for key, shape, dtype in self._fixed[region]:
             value = values.get(key)
-            if value is None:
-                raise self._mismatch(key, f"a value by the env's {region} spec", f"the keys {_keys(td)!r}")
-            if isinstance(spec, NonTensor):
-                objects[key] = copied(plain(value))  # the env may reuse it
-                continue
-            self._check(key, spec, value)
-            if key in rows:
-                rows[key].copy_(value)
-            else:
-                objects[key] = value.clone()
+            if type(value) is not torch.Tensor or value.shape != shape or value.dtype is not dtype:
+                self._check(region, key, td, value)
+            written.append(value)
+        for key, spec in self._loose[region].items():
+            value = values.get(key)
+            self._check(region, key, td, value)
+            self._objects[region][key] = copied(plain(value) if isinstance(spec, NonTensor) else value)
+        slot = int(self._turn[0]) & 1
+        if written:
+            torch._foreach_copy_(self._targets[slot][region], written)
         self._where[0] = 2 * slot + (IN_ROOT if region == ROOT else IN_NEXT)
         return values
 
-    def _check(self, key: Key, spec: TensorSpec, value: Any) -> None:
+    def _check(self, region: str, key: Key, td: TensorDictBase, value: Any) -> None:
+        """Check that a value is what its spec says.
+
+        Raises:
+            SpecMismatchError: If it is not.
+        """
+        spec = self._trees[region].leaves[key]
+        if value is None:
+            raise self._mismatch(key, f"a value by the env's {region} spec", f"the keys {_keys(td)!r}")
+        if isinstance(spec, NonTensor):
+            return
         if not isinstance(value, torch.Tensor):
             raise self._mismatch(key, f"a tensor of {spec.dtype}", type(value).__name__)
         fits = value.shape == spec.shape or (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from aioenvs.errors import SpecMismatchError
 from aioenvs.mdp import complete_done, ruling_keys
 from aioenvs.specs import TensorSpec
 
-__all__ = ["Outcomes", "idle", "restore", "scattered", "snapshot", "whole_rows"]
+__all__ = ["Outcomes", "entries_of", "idle", "restore", "scattered", "snapshot", "whole_rows"]
 
 Path = tuple[str, ...]
 
@@ -64,13 +64,13 @@ class Outcomes:
         lead = shape[: len(shape) - self._ndim]
         for path, node in self._nodes.items():
             td = _node(out, path, "_step", missing_ok=not (node.observations or node.rewards))
-            present = set(td.keys())
-            _require(node.observations, present, node, "_step")
-            _require(node.rewards, present, node, "_step")
+            entries = entries_of(td)
+            _require(node.observations, entries, node, "_step")
+            _require(node.rewards, entries, node, "_step")
             for name, spec in node.rewards.items():
-                _reshape(td, name, spec, lead, node)
+                _reshape(td, entries, name, spec, lead, node)
             if node.dones:
-                _complete(td, present, lead, node)
+                _complete(td, entries, lead, node)
         return out
 
     def of_reset(self, out: TensorDictBase, shape: torch.Size, *, partial: bool) -> TensorDictBase:
@@ -89,11 +89,11 @@ class Outcomes:
             if not (node.observations or node.dones):
                 continue
             td = _node(out, path, "_reset", missing_ok=partial or not node.observations)
-            present = set(td.keys())
+            entries = entries_of(td)
             if not partial:
-                _require(node.observations, present, node, "_reset")
+                _require(node.observations, entries, node, "_reset")
             if node.dones:
-                _complete(td, present, lead, node)
+                _complete(td, entries, lead, node)
         return out
 
     def mismatched_dtypes(self, out: TensorDictBase, *, rewards: bool) -> list[str]:
@@ -140,40 +140,71 @@ def _node(out: TensorDictBase, path: Path, method: str, *, missing_ok: bool) -> 
     return td
 
 
-def _require(specs: Mapping[str, TensorSpec], present: set[str], node: _Node, method: str) -> None:
-    if specs.keys() <= present:
+def entries_of(td: TensorDictBase) -> Mapping[str, Any]:
+    """What a TensorDict has directly, which is quicker had at once than one by one; of a lazy stack when asked for."""
+    return dict(td.items()) if type(td) is TensorDict else _Entries(td)
+
+
+class _Entries(Mapping[str, Any]):
+    """The entries of a TensorDict that may not have all of them as a whole."""
+
+    def __init__(self, td: TensorDictBase) -> None:
+        self._td = td
+        self._names = set(td.keys())
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._td.get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # which does not need the value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _require(specs: Mapping[str, TensorSpec], entries: Mapping[str, Any], node: _Node, method: str) -> None:
+    if specs.keys() <= entries.keys():
         return
-    name = next(name for name in specs if name not in present)
+    name = next(name for name in specs if name not in entries)
     where = f" at {node.path!r}" if node.path else ""
     raise SpecMismatchError(
         f"{node.key(name)!r}: expected {specs[name]!r} in what {method} returned, "
-        f"found only the keys {sorted(present)!r}{where}"
+        f"found only the keys {sorted(entries)!r}{where}"
     )
 
 
-def _complete(td: TensorDictBase, present: set[str], lead: torch.Size, node: _Node) -> None:
+def _complete(td: TensorDictBase, entries: Mapping[str, Any], lead: torch.Size, node: _Node) -> None:
     """Bring the flags into the spec's shape, and fill in those that are missing."""
-    missing = node.dones.keys() - present
+    missing = node.dones.keys() - entries.keys()
     if len(missing) == len(node.dones):
         for name, spec in node.dones.items():
             td.set(name, spec.zero(lead))
         return
+    flags = {}
     for name, spec in node.dones.items():
-        if name in present:
-            value = _reshape(td, name, spec, lead, node)
-            if value.dtype is not spec.dtype and spec.dtype is not None:
-                raise SpecMismatchError(
-                    f"{node.key(name)!r}: expected dtype {spec.dtype} in what the env returned, found {value.dtype}"
-                )
+        if name in missing:
+            continue
+        flags[name] = value = _reshape(td, entries, name, spec, lead, node)
+        if value.dtype is not spec.dtype and spec.dtype is not None:
+            raise SpecMismatchError(
+                f"{node.key(name)!r}: expected dtype {spec.dtype} in what the env returned, found {value.dtype}"
+            )
     if missing == {"terminated"} and len(node.dones) == 2:  # done alone, which most envs return
-        td.set("terminated", td.get("done").clone())
+        td.set("terminated", flags["done"].clone())
     elif missing:
         complete_done(td, tuple(node.dones))
 
 
-def _reshape(td: TensorDictBase, name: str, spec: TensorSpec, lead: torch.Size, node: _Node) -> Any:
+def _reshape(
+    td: TensorDictBase, entries: Mapping[str, Any], name: str, spec: TensorSpec, lead: torch.Size, node: _Node
+) -> Any:
     """The entry, brought into the spec's shape."""
-    value: Any = td.get(name)
+    value: Any = entries[name]
     expected = lead + spec.shape if lead else spec.shape
     if value.shape == expected or -1 in expected:
         return value

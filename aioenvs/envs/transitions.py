@@ -10,7 +10,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.envs.described import OUTPUTS, NestedKey
-from aioenvs.envs.outcome import Outcomes, idle, restore, scattered, snapshot, whole_rows
+from aioenvs.envs.outcome import Outcomes, entries_of, idle, restore, scattered, snapshot, whole_rows
 from aioenvs.envs.spec_setters import SettableSpecs
 from aioenvs.errors import SpecMismatchError
 from aioenvs.mdp import CONTROL, merged, merged_reset, next_root, reset_mask, ruling_keys, terminated_or_truncated
@@ -140,7 +140,9 @@ class Transitions(SettableSpecs):
             SpecMismatchError: If `_step` returned something else than the specs say.
         """
         self._check_batch_size(tensordict)
-        preset, mask = tensordict.get("next", None), tensordict.get("_step", None)
+        entries = entries_of(tensordict)
+        preset: Any = entries.get("next")
+        mask: Any = entries.get("_step")
         whole = mask is None or mask.all()
         following = self._call_step(tensordict) if whole else self._step_some(tensordict, mask)
         if mask is not None and not whole and not mask.any():
