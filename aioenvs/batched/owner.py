@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
 from aioenvs.batched.base import AsyncEnvs
-from aioenvs.batched.config import BatchConfig
+from aioenvs.batched.config import REPLACED, BatchConfig
 from aioenvs.batched.scope import Running, Scope
 from aioenvs.batched.views import AsyncView, chosen_envs
 from aioenvs.device import Device, DeviceBackend, checked_device, require_device
@@ -176,18 +175,21 @@ class AsyncBatchedEnv(AsyncEnvs):
                 timeouts=config.timeouts,
                 max_concurrency=config.max_concurrency,
             )
-        from aioenvs.engine.restarting import RestartingPool  # these need what Windows does not have
+        hosts = config.groups, config.factories, config.kwargs
+        options: dict[str, Any] = {"timeouts": config.timeouts, "options": config.worker_options()}
+        if config.max_restarts is not None:
+            options["max_restarts"] = config.max_restarts
+        # All of these need what Windows does not have.
+        if config.backend == "ray":
+            from aioenvs.engine.ray_pool import RayPool, RestartingRayPool
+
+            make_hosts = RayPool if config.max_restarts is None else RestartingRayPool
+            return make_hosts(*hosts, ray_options=config.ray_options, **options)
+        from aioenvs.engine.restarting import RestartingPool
         from aioenvs.engine.workers import WorkerPool
 
-        make = WorkerPool if config.max_restarts is None else partial(RestartingPool, max_restarts=config.max_restarts)
-        return make(
-            config.groups,
-            config.factories,
-            config.kwargs,
-            start_method=config.start_method,
-            timeouts=config.timeouts,
-            options=config.worker_options(),
-        )
+        make = WorkerPool if config.max_restarts is None else RestartingPool
+        return make(*hosts, start_method=config.start_method, **options)
 
     def _ended(self) -> None:
         """Undo what a start did here."""
@@ -273,8 +275,8 @@ class AsyncBatchedEnv(AsyncEnvs):
 
     @property
     def num_processes(self) -> int:
-        """How many processes host them; 0 where they live in this one, in threads or not."""
-        return len(self._config.groups) if self._config.backend == "process" else 0
+        """How many processes, here or elsewhere, host them; 0 where they live in this one, in threads or not."""
+        return len(self._config.groups) if self._config.backend in REPLACED else 0
 
     @property
     def device(self) -> torch.device | None:

@@ -1,4 +1,4 @@
-"""The pool that restarts workers of itself, so that a loop over its envs goes on when one dies or hangs."""
+"""Pools that restart workers of themselves, so that a loop over its envs goes on when one dies or hangs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from aioenvs.engine.host import Outcome
 from aioenvs.engine.metadata import ROOT, SLOTS, STATUS, WHERE
 from aioenvs.engine.pool import Lease, Selection, Steps
 from aioenvs.engine.protocol import STEPS, Opcode
+from aioenvs.engine.replacing import ReplacingPool
 from aioenvs.engine.restarts import RestartBudget, derived_seed
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.workers import WorkerPool
 from aioenvs.errors import WorkerDiedError, WorkerError, describe_envs
 
-__all__ = ["RestartingPool"]
+__all__ = ["Restarting", "RestartingPool"]
 
 logger = logging.getLogger("aioenvs")
 
@@ -44,7 +45,7 @@ class Loss(NamedTuple):
     objects: Objects
 
 
-class RestartingPool(WorkerPool):
+class Restarting(ReplacingPool):
     """Rebuilds and resets the envs of a worker that died, or that was late and therefore killed.
 
     An env that was lost says so once: its next step, or the one on which it died, comes back in the outcome's `lost`
@@ -52,9 +53,9 @@ class RestartingPool(WorkerPool):
     caller knows whether it may be repeated.
 
     Args:
-        *args: As for `WorkerPool`.
+        *args: As for the class of pool that this one is mixed into.
         max_restarts: How often each worker may be restarted.
-        **options: As for `WorkerPool`.
+        **options: Likewise.
     """
 
     restarts = True
@@ -245,3 +246,7 @@ class RestartingPool(WorkerPool):
     def _write_root(self, env: int, values: Rows) -> None:
         for row, value in zip(self._root(env), values, strict=False):
             row[...] = value
+
+
+class RestartingPool(Restarting, WorkerPool):
+    """The pool of worker processes that does so."""
