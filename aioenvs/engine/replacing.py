@@ -326,7 +326,7 @@ class ReplacingPool(AnsweringPool):
             await asyncio.wait(list(self._replacing.values()))
         await self._dismiss(list(self._workers.values()), polite=polite)
         self._workers.clear()
-        self.arrays = ()
+        self.arrays, self.turns = (), ()
         await self._give_back()
 
     @abstractmethod
@@ -352,7 +352,7 @@ class ReplacingPool(AnsweringPool):
             worker.closing = True
             worker.channel.close()
             worker.process.abandon()
-        self.arrays = ()
+        self.arrays, self.turns = (), ()
         self._give_up()
 
 
