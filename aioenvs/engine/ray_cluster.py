@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,10 +15,11 @@ from typing import Any, TypeVar
 from aioenvs.engine.deadlines import outlast
 from aioenvs.errors import AioEnvsError
 
-__all__ = ["aside", "import_ray", "join", "leave", "resources"]
+__all__ = ["aside", "connected_ray", "import_ray", "join", "leave", "resources"]
 
 T = TypeVar("T")
 
+PATIENCE = 10.0  # seconds in which a cluster has to take a connection
 STORE = 256 * 2**20  # bytes of shared memory of a cluster of one machine
 _lock = threading.Lock()
 _users = 0
@@ -34,6 +36,18 @@ def import_ray() -> Any:
         import ray
     except ImportError as error:
         raise ImportError(f"backend='ray' needs Ray: install aioenvs[ray] ({error})", name="ray") from error
+    return ray
+
+
+def connected_ray() -> Any:
+    """The package, as long as it is connected to a cluster: asked for something otherwise, it would join one.
+
+    Raises:
+        AioEnvsError: If it is not, any more.
+    """
+    ray = import_ray()
+    if not ray.is_initialized():
+        raise AioEnvsError("Ray was shut down, and took the hosts of the envs with it")
     return ray
 
 
@@ -100,19 +114,31 @@ def _join(num_cpus: int) -> None:
 
 
 def _connect(ray: Any, num_cpus: int) -> None:
-    address = os.environ.get("RAY_ADDRESS")
+    address = os.environ.get("RAY_ADDRESS", "local")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if not address:
+    if address in ("", "local"):
         most = max(num_cpus, os.cpu_count() or 1)
         ray.init("local", num_cpus=most, include_dashboard=False, object_store_memory=STORE, **quiet)
         return
     try:
+        _knock(address)
         ray.init(address, **quiet)
     except Exception as error:
         raise AioEnvsError(
             f"no Ray cluster could be reached at RAY_ADDRESS={address!r}: {error}; start one there, or unset it to "
             "have one started on this machine"
         ) from error
+
+
+def _knock(address: str) -> None:
+    """See whether anybody listens there, which Ray itself would wait for, for minutes.
+
+    Raises:
+        OSError: If nobody does.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), PATIENCE).close()
 
 
 def leave() -> None:

@@ -59,7 +59,7 @@ class RayPool(ReplacingPool):
         return own_memory(nbytes)
 
     async def _spawn(self, index: int) -> Worker:
-        ray = ray_cluster.import_ray()
+        ray = ray_cluster.connected_ray()
         options = {
             "scheduling_strategy": "SPREAD",
             **self._ray_options,

@@ -11,7 +11,7 @@ from aioenvs.engine.cargo import NOTHING, Bytes, Cargo
 from aioenvs.engine.channel import Answered, Correspondence
 from aioenvs.engine.process import Exit
 from aioenvs.engine.protocol import MAX_BODY, Frame, Opcode
-from aioenvs.engine.ray_cluster import import_ray
+from aioenvs.engine.ray_cluster import connected_ray
 from aioenvs.errors import ProtocolError
 
 __all__ = ["RayActor", "RayChannel", "ray_words"]
@@ -82,7 +82,7 @@ class RayActor:
 
     def _kill(self) -> None:
         with contextlib.suppress(Exception):  # it is gone, or Ray is
-            import_ray().kill(self.handle, no_restart=True)
+            connected_ray().kill(self.handle, no_restart=True)
 
 
 class RayChannel(Correspondence):
@@ -113,6 +113,7 @@ class RayChannel(Correspondence):
         if len(body) > MAX_BODY:
             raise ProtocolError(f"a {opcode.name} frame may carry at most {MAX_BODY} bytes, got {len(body)}")
         try:
+            connected_ray()
             if opcode is Opcode.CANCEL:
                 self._actor.handle.cancel.remote(sequence)
                 return
