@@ -110,7 +110,7 @@ def _module() -> None:
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    before, imported = _Holdings(), len(sys.modules)
+    before, imported = Holdings(), len(sys.modules)
     yield
     gc.collect()  # what was dropped must be gone, not hide in a cycle
     if len(sys.modules) != imported:
@@ -118,7 +118,7 @@ def no_leaks() -> Iterator[None]:
     before.check()
 
 
-class _Holdings:
+class Holdings:
     """What the test process had before a test."""
 
     def __init__(self) -> None:

@@ -115,6 +115,15 @@ def test_ppo_with_torchrl_learns() -> None:
     assert lengths[-1] >= 300
 
 
+@pytest.mark.ray
+def test_ray_cluster_steps_the_same_envs_on_two_nodes() -> None:
+    options = ("--num-envs", "4", "--seconds", "0.2", "--compute-ms", "0.1", "1")
+    head, *rows = run_example("ray_cluster.py", *options).splitlines()
+    assert head == "4 envs in 2 hosts; milliseconds a batch"
+    assert [row.split()[0] for row in rows] == ["0.1", "1"]
+    assert all(float(figure) > 0 for row in rows for figure in re.findall(r"(?:process|ray) ([\d.]+)", row))
+
+
 def test_coroutine_envs_await_at_the_same_time() -> None:
     output = run_example("coroutine_env.py", "--envs", "40", "--steps", "3", "--seconds", "0.2")
     found = re.search(r"steps/s: (\d+); ideal, .* took time: 200; one env after the other: 5$", output, re.MULTILINE)

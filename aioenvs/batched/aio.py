@@ -14,7 +14,7 @@ __all__ = ["AsyncParallelEnv", "AsyncSerialEnv"]
 
 
 HOSTING = (
-    *("num_processes", "backend", "mp_start_method", "on_worker_death", "max_restarts"),
+    *("num_processes", "backend", "mp_start_method", "ray_options", "on_worker_death", "max_restarts"),
     *("step_timeout", "start_timeout", "close_timeout"),
 )
 
@@ -52,7 +52,11 @@ class AsyncParallelEnv(AsyncBatchedEnv):
             seeds itself; `use_buffers=False`, `shared_memory`, `memmap` and `num_sub_threads` have no effect; and a
             thread cannot be killed: where an env hangs, `close`, or a start that fails, returns after `close_timeout`,
             or as soon as `close` is cancelled, says so in a warning to the log, and leaves the thread behind, which
-            does not keep the interpreter from its exit.
+            does not keep the interpreter from its exit. Or "ray" to run them in actors of a Ray cluster (the extra
+            `ray`), one for each of `num_processes`: that to which this process is connected (`ray.init`), or which
+            RAY_ADDRESS names, or else one that is started on this machine, and ended with the envs. Each machine needs
+            aioenvs and what the factories import. Everything is as with processes, but what is sent goes over the
+            network: see `ray_options`.
         device: Where results go: a device by its name or number, or a `DeviceBackend` (`aioenvs.device`); None leaves
             them on the envs' own. They cross as one copy, and actions may come from there. Results of torch envs that
             are on a device themselves are brought to the host in between, except in an `AsyncSerialEnv`.
@@ -68,6 +72,9 @@ class AsyncParallelEnv(AsyncBatchedEnv):
         serial_for_single: Make an `AsyncSerialEnv` instead if there is one env only.
         mp_start_method: "forkserver" (default: workers are forked from a small clean process), "spawn" (a fresh
             interpreter for each) or "fork" (a copy of this process, whose factories then need not be pickled).
+        ray_options: What Ray is asked for, for each actor of `backend="ray"`, as in `Actor.options`: `num_cpus` (1 if
+            it is not given), `num_gpus`, `resources`, `memory`, `runtime_env`, `scheduling_strategy` ("SPREAD" if it is
+            not given), or a `placement_group`. What the cluster does not have within `start_timeout` is an error.
         allow_step_when_done: Only False is possible; an env needs a reset after its episode's end.
         on_worker_death: "raise" (default: a `WorkerDiedError`; the envs of the dead worker raise until they are reset,
             which builds them anew), or "restart" (they are built anew and reset at once; the step that was lost comes
@@ -125,6 +132,7 @@ class AsyncParallelEnv(AsyncBatchedEnv):
         num_sub_threads: int = 1,
         serial_for_single: bool = False,
         mp_start_method: str | None = None,
+        ray_options: Mapping[str, Any] | None = None,
         allow_step_when_done: bool = False,
         on_worker_death: str = "raise",
         max_restarts: int = 10,
@@ -146,6 +154,7 @@ class AsyncParallelEnv(AsyncBatchedEnv):
             num_processes=num_processes,
             backend=backend,
             mp_start_method=mp_start_method,
+            ray_options=ray_options,
             timeouts=Timeouts(start=start_timeout, step=step_timeout, close=close_timeout),
             share_individual_td=share_individual_td,
             shared_memory=shared_memory,

@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,21 @@ from aioenvs.engine.pool import Timeouts
 from aioenvs.registry import find_spec
 
 if TYPE_CHECKING:
-    from aioenvs.engine.workers import WorkerOptions
+    from aioenvs.engine.replacing import WorkerOptions
 
 __all__ = ["BatchConfig", "available_cores"]
 
-BACKENDS = ("process", "thread", "serial")
+BACKENDS = ("process", "thread", "serial", "ray")
+REPLACED = ("process", "ray")  # those whose workers can die alone
 START_METHODS = ("forkserver", "spawn", "fork")
+PRELOADING = ("forkserver", "spawn")
 ON_WORKER_DEATH = ("raise", "restart")
+OWN_RAY_OPTIONS = frozenset(
+    (
+        *("max_restarts", "max_task_retries", "max_concurrency", "max_pending_calls", "concurrency_groups"),
+        *("lifetime", "name", "namespace", "get_if_exists", "allow_out_of_order_execution"),
+    )
+)
 ENV_METHODS = ("reset", "step")
 STARTS_PER_CORE = 4  # fresh interpreters that import at the same time; more of them would only slow each other down
 
@@ -46,6 +54,7 @@ class BatchConfig:
         pin_memory: Whether the block is pinned; None where results go to a device that gains by it.
         non_blocking: Whether results are returned while they still cross to a device; False for when they are there.
         rules: What is agreed about envs with Gymnasium's signatures.
+        ray_options: What Ray is asked for, for each host.
     """
 
     factories: tuple[Any, ...]
@@ -64,6 +73,7 @@ class BatchConfig:
     pin_memory: bool | None = None
     non_blocking: bool | None = None
     rules: GymRules = PLAIN_RULES
+    ray_options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -81,6 +91,7 @@ class BatchConfig:
         allow_step_when_done: bool = False,
         on_worker_death: str = "raise",
         max_restarts: int = 10,
+        ray_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> BatchConfig:
         """Check the arguments of a batched env; the options are further attributes.
@@ -112,6 +123,7 @@ class BatchConfig:
             timeouts=_check_timeouts(timeouts or Timeouts()),
             on_disk=_on_disk(memmap, shared_memory),
             max_restarts=_max_restarts(backend, on_worker_death, max_restarts),
+            ray_options=_ray_options(backend, ray_options),
             **options,
         )
 
@@ -127,10 +139,10 @@ class BatchConfig:
 
     def worker_options(self) -> WorkerOptions:
         """What the pool of workers has to know besides."""
-        from aioenvs.engine.workers import WorkerOptions  # needs what Windows does not have
+        from aioenvs.engine.replacing import WorkerOptions  # needs what Windows does not have
 
         return WorkerOptions(
-            preload=modules_to_preload(self.factories) if self.start_method != "fork" else (),
+            preload=modules_to_preload(self.factories) if self.start_method in PRELOADING else (),
             num_threads=self.num_sub_threads,
             by_reference=self.use_buffers is False,
             on_disk=self.on_disk,
@@ -167,9 +179,27 @@ def _max_restarts(backend: str, on_worker_death: str, max_restarts: Any) -> int 
         raise ValueError(f"max_restarts must be an integer of at least 0, got {max_restarts!r}")
     if _choice("on_worker_death", on_worker_death, ON_WORKER_DEATH) == "raise":
         return None
-    if backend != "process":
+    if backend not in REPLACED:
         raise TypeError(f"on_worker_death={on_worker_death!r} has no meaning for envs that run in this process")
     return max_restarts
+
+
+def _ray_options(backend: str, given: Any) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    if backend != "ray":
+        raise TypeError(f"ray_options={given!r} has no meaning without backend='ray'")
+    if not isinstance(given, Mapping):
+        raise TypeError(f"ray_options must be a dict, got {given!r}")
+    if taken := sorted(set(given) & OWN_RAY_OPTIONS):
+        raise ValueError(
+            f"ray_options may not have {taken[0]!r}: hosts belong to their envs, which restart them (on_worker_death) "
+            "and end them"
+        )
+    num_cpus = given.get("num_cpus", 1)
+    if isinstance(num_cpus, bool) or not isinstance(num_cpus, int | float) or num_cpus < 0:
+        raise ValueError(f"num_cpus in ray_options must be a number of at least 0, got {num_cpus!r}")
+    return dict(given)
 
 
 def _choice(name: str, value: str, choices: Sequence[str]) -> str:
@@ -181,7 +211,8 @@ def _choice(name: str, value: str, choices: Sequence[str]) -> str:
 def _start_method(backend: str, method: str | None) -> str:
     if backend != "process":
         if method is not None:
-            raise TypeError(f"mp_start_method={method!r} has no meaning for envs that run in this process")
+            where = "in actors of Ray" if backend == "ray" else "in this process"
+            raise TypeError(f"mp_start_method={method!r} has no meaning for envs that run {where}")
         return ""
     if sys.platform == "win32":
         raise NotImplementedError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 from aioenvs.batched.config import BatchConfig
 from aioenvs.engine.inline import InlinePool
@@ -36,15 +36,18 @@ def make_pool(config: BatchConfig, *, yields: bool) -> Pool:
             max_concurrency=config.max_concurrency,
             rules=config.rules,
         )
-    from aioenvs.engine.restarting import RestartingPool  # these need what Windows does not have
+    hosts = config.groups, config.factories, config.kwargs
+    options: dict[str, Any] = {"timeouts": config.timeouts, "options": config.worker_options()}
+    if config.max_restarts is not None:
+        options["max_restarts"] = config.max_restarts
+    # All of these need what Windows does not have.
+    if config.backend == "ray":
+        from aioenvs.engine.ray_pool import RayPool, RestartingRayPool
+
+        make_hosts = RayPool if config.max_restarts is None else RestartingRayPool
+        return make_hosts(*hosts, ray_options=config.ray_options, **options)
+    from aioenvs.engine.restarting import RestartingPool
     from aioenvs.engine.workers import WorkerPool
 
-    make = WorkerPool if config.max_restarts is None else partial(RestartingPool, max_restarts=config.max_restarts)
-    return make(
-        config.groups,
-        config.factories,
-        config.kwargs,
-        start_method=config.start_method,
-        timeouts=config.timeouts,
-        options=config.worker_options(),
-    )
+    make = WorkerPool if config.max_restarts is None else RestartingPool
+    return make(*hosts, start_method=config.start_method, **options)

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 
 from aioenvs.batched.base import AsyncEnvs
-from aioenvs.batched.config import BatchConfig
+from aioenvs.batched.config import REPLACED, BatchConfig
 from aioenvs.batched.hosts import make_pool
 from aioenvs.batched.scope import Running, Scope
 from aioenvs.batched.views import AsyncView, chosen_envs
@@ -244,8 +244,8 @@ class AsyncBatchedEnv(AsyncEnvs):
 
     @property
     def num_processes(self) -> int:
-        """How many processes host them; 0 where they live in this one, in threads or not."""
-        return len(self._config.groups) if self._config.backend == "process" else 0
+        """How many processes, here or elsewhere, host them; 0 where they live in this one, in threads or not."""
+        return len(self._config.groups) if self._config.backend in REPLACED else 0
 
     @property
     def device(self) -> torch.device | None:

@@ -1,25 +1,29 @@
-"""The asyncio side of one worker's pipe: requests out, replies matched to the futures that await them."""
+"""The parent's side of one worker: requests out, replies matched to the futures that await them."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 
 from aioenvs.engine.protocol import Decoder, Frame, Opcode, encode, next_sequence
 from aioenvs.errors import AioEnvsError, ProtocolError
 
-__all__ = ["Channel"]
+__all__ = ["Channel", "Correspondence"]
 
 Answered = Callable[[Collection[int]], None]
 
 
-class Channel(asyncio.Protocol):
-    """Frames to and from one worker.
+class Correspondence(ABC):
+    """Frames to and from one worker, however they get there.
 
     Args:
         generation: Which worker in the history of its envs this is; replies of another one are dropped.
         answered: Called with the envs of a request when its reply arrives, whether anybody still awaits it.
+
+    Attributes:
+        lost: Done when nothing will ever come any more, with the reason if there is one.
     """
 
     def __init__(self, generation: int, answered: Answered) -> None:
@@ -29,15 +33,24 @@ class Channel(asyncio.Protocol):
         self._answered = answered
         self._sequence = 0
         self._pending: dict[int, tuple[asyncio.Future[Frame], Collection[int]]] = {}
-        self._decoder = Decoder()
-        self._transport: asyncio.Transport | None = None
         self._failure: AioEnvsError | None = None
-        self._broken: ProtocolError | None = None
 
     @property
+    @abstractmethod
     def connected(self) -> bool:
         """Whether requests can be sent."""
-        return self._transport is not None and not self._transport.is_closing()
+
+    @abstractmethod
+    def _dispatch(self, frame: Frame) -> None:
+        """Send a frame, if anything still can be sent.
+
+        Raises:
+            ProtocolError: If it is too large; nothing was sent then.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Nothing is sent or received any more."""
 
     def request(
         self,
@@ -66,21 +79,17 @@ class Channel(asyncio.Protocol):
         if self._failure is not None:
             raise self._failure.again()
         sequence = next_sequence(self._sequence)
-        data = encode(Frame(opcode, sequence, self._generation, positions, body))
+        self._dispatch(Frame(opcode, sequence, self._generation, positions, body))
         self._sequence = sequence
         future: asyncio.Future[Frame] = self._loop.create_future()
         self._pending[sequence] = future, envs
         if cancels:
             future.add_done_callback(functools.partial(self._give_up, sequence))
-        assert self._transport is not None, "a request before the pipe was connected"
-        if not self._transport.is_closing():
-            self._transport.write(data)
         return future
 
     def _give_up(self, sequence: int, future: asyncio.Future[Frame]) -> None:
         if future.cancelled() and sequence in self._pending and self.connected:
-            assert self._transport is not None
-            self._transport.write(encode(Frame(Opcode.CANCEL, sequence, self._generation)))
+            self._dispatch(Frame(Opcode.CANCEL, sequence, self._generation))
 
     def fail(self, error: AioEnvsError) -> None:
         """The worker is gone: everything that is awaited, or will be asked, gets this error."""
@@ -90,6 +99,41 @@ class Channel(asyncio.Protocol):
             if not future.done():
                 future.set_exception(error.again())
                 future.exception()  # the awaiting side may be gone as well: no complaint then
+
+    def _reply(self, frame: Frame) -> None:
+        if frame.generation != self._generation:
+            return
+        future, envs = self._pending.pop(frame.sequence, (None, ()))
+        if future is None:
+            return
+        self._answered(envs)
+        if not future.done():
+            future.set_result(frame)
+
+
+class Channel(Correspondence, asyncio.Protocol):
+    """The same through a pipe.
+
+    Args:
+        generation: As for `Correspondence`.
+        answered: Likewise.
+    """
+
+    def __init__(self, generation: int, answered: Answered) -> None:
+        super().__init__(generation, answered)
+        self._decoder = Decoder()
+        self._transport: asyncio.Transport | None = None
+        self._broken: ProtocolError | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def _dispatch(self, frame: Frame) -> None:
+        data = encode(frame)
+        assert self._transport is not None, "a request before the pipe was connected"
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def close(self) -> None:
         """Close the pipe."""
@@ -106,16 +150,6 @@ class Channel(asyncio.Protocol):
         except ProtocolError as error:
             self._broken = error
             self.close()
-
-    def _reply(self, frame: Frame) -> None:
-        if frame.generation != self._generation:
-            return
-        future, envs = self._pending.pop(frame.sequence, (None, ()))
-        if future is None:
-            return
-        self._answered(envs)
-        if not future.done():
-            future.set_result(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
         try:

@@ -258,9 +258,7 @@ def run_worker(sock: int, block: int, inherited: Inherited = ()) -> int:
         with socket.socket(fileno=sock) as pipe:
             worker.serve(pipe, SharedBlock(block), inherited)
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if isinstance(error.code, str):
-            sys.stderr.write(error.code + "\n")
+        code = worker.exit_code(error)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         code = 1

@@ -23,6 +23,7 @@ __all__ = [
     "EnvMetadata",
     "Family",
     "check_unchanged",
+    "families_among",
     "find_collision",
     "form_families",
     "interned",
@@ -125,13 +126,23 @@ def form_families(metadata: Sequence[EnvMetadata]) -> tuple[Family, ...]:
         if description is not previous:
             previous, key = description, description.structure
         members.setdefault(key, []).append(env)
+    return _laid_out((envs, metadata[envs[0]]) for envs in members.values())
+
+
+def families_among(families: Iterable[Family], envs: Iterable[int]) -> tuple[Family, ...]:
+    """What these envs have of some families, laid out in a block of their own."""
+    chosen = frozenset(envs)
+    parts = (([env for env in family.envs if env in chosen], family.metadata) for family in families)
+    return _laid_out((own, metadata) for own, metadata in parts if own)
+
+
+def _laid_out(parts: Iterable[tuple[Sequence[int], EnvMetadata]]) -> tuple[Family, ...]:
     families: list[Family] = []
     offset = 0
-    for envs in members.values():
-        first = metadata[envs[0]]
-        layout = Layout.of(len(envs), _with_slots(first.leaves), offset)
+    for envs, metadata in parts:
+        layout = Layout.of(len(envs), _with_slots(metadata.leaves), offset)
         offset = layout.end
-        families.append(Family(tuple(envs), first, layout))
+        families.append(Family(tuple(envs), metadata, layout))
     return tuple(families)
 
 

@@ -48,13 +48,15 @@ class Exit:
     Attributes:
         returncode: As in `subprocess`; None if unknown.
         stderr: The tail of what it wrote to stderr.
+        cause: What else is known of it, in words, where there is no code.
     """
 
     returncode: int | None
     stderr: str = ""
+    cause: str = ""
 
     def __str__(self) -> str:
-        words = describe_exit(self.returncode)
+        words = self.cause or describe_exit(self.returncode)
         return f"{words}; the end of its stderr:\n{self.stderr.rstrip()}" if self.stderr.strip() else words
 
 

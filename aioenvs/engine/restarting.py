@@ -1,4 +1,4 @@
-"""The pool that restarts workers of itself, so that a loop over its envs goes on when one dies or hangs."""
+"""Pools that restart workers of themselves, so that a loop over its envs goes on when one dies or hangs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import IN_ROOT, ROOT, SLOTS, STATUS, TURN, WHERE
 from aioenvs.engine.pool import Lease, Selection, Steps
 from aioenvs.engine.protocol import STEPS, Opcode
+from aioenvs.engine.replacing import ReplacingPool
 from aioenvs.engine.restarts import RestartBudget, derived_seed
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.workers import WorkerPool
 from aioenvs.errors import WorkerDiedError, WorkerError, describe_envs
 
-__all__ = ["RestartingPool"]
+__all__ = ["Restarting", "RestartingPool"]
 
 logger = logging.getLogger("aioenvs")
 
@@ -45,7 +46,7 @@ class Loss(NamedTuple):
     objects: Objects
 
 
-class RestartingPool(WorkerPool):
+class Restarting(ReplacingPool):
     """Rebuilds and resets the envs of a worker that died, or that was late and therefore killed.
 
     An env that was lost says so once: its next step, or the one on which it died, comes back in the outcome's `lost`
@@ -53,9 +54,9 @@ class RestartingPool(WorkerPool):
     caller knows whether it may be repeated.
 
     Args:
-        *args: As for `WorkerPool`.
+        *args: As for the class of pool that this one is mixed into.
         max_restarts: How often each worker may be restarted.
-        **options: As for `WorkerPool`.
+        **options: Likewise.
     """
 
     restarts = True
@@ -257,3 +258,7 @@ class RestartingPool(WorkerPool):
         """The arrays in which an env has its rows, and which ones; nothing without a block."""
         pairs = zip(self.families, self.arrays, strict=False)
         return [(arrays, family.envs.index(env)) for family, arrays in pairs if env in family.envs]
+
+
+class RestartingPool(Restarting, WorkerPool):
+    """The pool of worker processes that does so."""

@@ -7,16 +7,39 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from aioenvs.engine.channel import Channel
-from aioenvs.engine.process import Exit, WorkerProcess
+from aioenvs.engine.channel import Correspondence
+from aioenvs.engine.process import Exit
 from aioenvs.engine.protocol import Opcode
 
-__all__ = ["Worker", "end_all"]
+__all__ = ["Process", "Worker", "end_all"]
 
 LAST_WORDS = 0.05  # seconds between the end of a worker's pipe and the report of its exit, or the other way round
 KILL_PATIENCE = 2.0  # seconds until a killed process has to be gone
+
+
+class Process(Protocol):
+    """What runs a worker.
+
+    Attributes:
+        pid: Where it runs; None if it does not yet.
+        exited: Says how it ended.
+        abandoned: Whether it was given up.
+    """
+
+    pid: int | None
+    exited: asyncio.Future[Exit]
+    abandoned: bool
+
+    def signal(self, number: int) -> None:
+        """End it, by a signal where there are any."""
+
+    def kill(self) -> None:
+        """End it where it can no longer be said to have."""
+
+    def abandon(self) -> None:
+        """Give back what is held for it, without waiting."""
 
 
 class Worker:
@@ -35,8 +58,8 @@ class Worker:
     def __init__(
         self,
         envs: tuple[int, ...],
-        process: WorkerProcess,
-        channel: Channel,
+        process: Process,
+        channel: Correspondence,
         on_end: Callable[[Worker, Exit, Exception | None], None],
     ) -> None:
         self.envs = envs

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import cloudpickle
 import numpy as np
@@ -24,7 +24,7 @@ from aioenvs.engine.protocol import MAX_BODY, STEPS, Decoder, Frame, Opcode, enc
 from aioenvs.engine.streams import Generators
 from aioenvs.engine.waiting import WaitMeter
 
-__all__ = ["Inherited", "Worker", "WorkerConfig", "serve", "values_of"]
+__all__ = ["Inherited", "Worker", "WorkerConfig", "draw_afresh", "exit_code", "serve", "values_of"]
 
 CHUNK = 1 << 14
 
@@ -67,9 +67,7 @@ def serve(sock: socket.socket, block: SharedBlock, inherited: Inherited = ()) ->
         block: The pool's shared block, sized by the parent before it says ATTACH.
         inherited: Factory and keyword arguments of every env of the pool, for a fork of the parent.
     """
-    # Forked siblings must not share a random stream, and nobody has seeded this one.
-    random.seed()
-    np.random.seed(int.from_bytes(os.urandom(4), "little"))
+    draw_afresh()
     worker = Worker(block, inherited)
     decoder = Decoder()
     try:
@@ -88,6 +86,26 @@ def serve(sock: socket.socket, block: SharedBlock, inherited: Inherited = ()) ->
         worker.close()
 
 
+def draw_afresh() -> None:
+    """Give this process random streams of its own: forked siblings must not share one, and nobody has seeded them."""
+    random.seed()
+    np.random.seed(int.from_bytes(os.urandom(4), "little"))
+
+
+def exit_code(error: SystemExit) -> int:
+    """The code with which a process ends for this; what it says is written to stderr."""
+    if isinstance(error.code, str):
+        sys.stderr.write(error.code + "\n")
+    return error.code if isinstance(error.code, int) else int(error.code is not None)
+
+
+class Block(Protocol):
+    """Where the rows of the envs are."""
+
+    def map(self, nbytes: int) -> Any:
+        """Memory of this size."""
+
+
 class Worker:
     """Decodes requests for the host and encodes what comes of them.
 
@@ -97,7 +115,7 @@ class Worker:
         closing: Whether it was told to close.
     """
 
-    def __init__(self, block: SharedBlock, inherited: Inherited) -> None:
+    def __init__(self, block: Block, inherited: Inherited) -> None:
         self.closing = False
         self._block = block
         self._inherited = inherited
