@@ -666,6 +666,18 @@ async def test_a_policy_elsewhere_may_change_no_tensor() -> None:
         await source.shutdown()
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+async def test_a_policy_elsewhere_in_inference_mode(in_place: bool) -> None:
+    there = FakeBackend()
+    async with AsyncSerialEnv(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
+        source = AsyncCollector(env, Doubling(there, in_place=in_place), frames_per_batch=6, policy_device=there)
+        with torch.inference_mode():
+            batch = await source.next()
+        assert batch["action"][0].tolist() == [2 * (step + in_place) for step in range(3)]
+        assert batch["observation"][0, :, 2].tolist() == [step + in_place for step in range(3)]
+        await source.shutdown()
+
+
 async def test_a_policy_elsewhere_does_not_block_the_loop() -> None:
     there = FakeBackend(held=True)
     async with AsyncSerialEnv(2, CountingEnv) as env:
