@@ -361,6 +361,8 @@ class Transfer:
         """
         backend = self.backend
         assert backend is not None
+        if not tensors:
+            return [], PASSED
         # The widest first, so that each is aligned without gaps.
         ordered = sorted(range(len(tensors)), key=lambda place: -tensors[place].itemsize)
         sources = [tensors[place] for place in ordered]

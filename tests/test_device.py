@@ -12,12 +12,12 @@ from device_backends import FakeBackend
 from faces import FACES, Face, acting, in_thread, masked, observed
 from failing_envs import CountingEnv, failing_factory, numbered
 from space_envs import EveryDtype
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NonTensorStack, TensorDict, TensorDictBase
 from test_death import kill_and_reap
 from test_restarts import RESTART, kill_and_wait
 from torch_batches import differing
 
-from aioenvs import AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, Collector, ParallelEnv, SerialEnv
+from aioenvs import Anything, AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, Collector, ParallelEnv, SerialEnv
 from aioenvs.device import StagedBackend, Transfer, backend_of, checked_device, require_device
 from aioenvs.engine import restarts
 from aioenvs.errors import AioEnvsError, ClosedError, PerformanceWarning, SpecMismatchError, WorkerDiedError
@@ -636,6 +636,45 @@ async def test_a_policy_elsewhere_gets_one_copy_and_returns_what_it_changed(
         assert kinds == ["in", "out"] * (len(kinds) // 2)
         outs = [copy.nbytes for copy in there.copies if copy.kind == "out"]
         assert (max(outs) > 2 * (8 + 4)) == in_place  # else only the actions, int64, and the values, float32
+        await source.shutdown()
+
+
+def say(td: TensorDictBase) -> TensorDictBase:
+    return td.set("action", NonTensorStack("a", "abc"))
+
+
+class ListeningEnv:
+    """Rewards the length of what it is told."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = Anything()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), float(len(action)), False, False, {}
+
+
+async def test_a_policy_elsewhere_may_change_no_tensor() -> None:
+    there = FakeBackend()
+    async with AsyncSerialEnv(2, ListeningEnv) as env:
+        source = AsyncCollector(env, say, frames_per_batch=4, policy_device=there)
+        batch = await source.next()
+        assert batch["next", "reward"][..., 0].tolist() == [[1, 1], [3, 3]]
+        assert {copy.kind for copy in there.copies} == {"in"}
+        await source.shutdown()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+async def test_a_policy_elsewhere_in_inference_mode(in_place: bool) -> None:
+    there = FakeBackend()
+    async with AsyncSerialEnv(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
+        source = AsyncCollector(env, Doubling(there, in_place=in_place), frames_per_batch=6, policy_device=there)
+        with torch.inference_mode():
+            batch = await source.next()
+        assert batch["action"][0].tolist() == [2 * (step + in_place) for step in range(3)]
+        assert batch["observation"][0, :, 2].tolist() == [step + in_place for step in range(3)]
         await source.shutdown()
 
 

@@ -339,3 +339,18 @@ async def test_what_has_no_fixed_shape_is_a_copy(cls: Any) -> None:
             _, root = await env.step_and_maybe_reset(env.rand_action(root), copy=False)
         after = [part["next", "observation"] for part in first.unbind(0)]
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@over_every_face
+async def test_loans_after_those_of_inference_mode_can_be_learned_from(face: Face) -> None:
+    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
+        await face.call(env.reset)
+        with torch.inference_mode():
+            for _ in range(2):
+                await lent(face, env, [1, 1])
+        weight = torch.ones(1, requires_grad=True)
+        for _ in range(2):  # each half
+            td, _ = await lent(face, env, [1, 1])
+            (td["next", "reward"] * weight).sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.tolist() == [2 * (3 + 4)]

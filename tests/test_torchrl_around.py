@@ -429,6 +429,13 @@ def test_views(make: Any) -> None:
             env[torch.tensor([True, False, True, False])]
 
 
+def test_a_view_of_a_view_knows_the_factories_of_its_own_envs(make: Any) -> None:
+    factories = [functools.partial(cartpole) for _ in range(4)]
+    with make(4, factories) as env:
+        view = env[1:4][[2, 0]]
+        assert [factories.index(factory) for factory in view.create_env_fn] == [3, 1]
+
+
 def test_attributes_and_methods_of_the_envs(make: Any) -> None:
     with make(2, cartpole) as env:
         env.reset()

@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from agent_envs import CrowdEnv
 from failing_envs import CountingEnv, Gate, failing_factory, hang, kill_itself, raise_two_arguments
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
@@ -158,6 +159,11 @@ def test_envs_on_tensordicts_are_refused() -> None:
 
     with pytest.raises(SpecMismatchError, match=r"env 0 .* deals in TensorDicts; expected an env with Gymnasium's"):
         AioVectorEnv([lambda: GymEnv("CartPole-v1")], backend="serial")
+
+
+def test_envs_of_several_agents_are_refused() -> None:
+    with pytest.raises(SpecMismatchError, match=r"env 0 .* has several agents; expected an env with Gymnasium's"):
+        AioVectorEnv([CrowdEnv], backend="serial")
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -373,7 +373,8 @@ class Exchange:
         values = self._lent.get((slot, region))
         if values is None:
             values = Lent(self._values(region, self._reader.look(region, slot)), slot, region)
-            if not self._loose[region]:  # whose values are other objects each time
+            # Loose values are other objects each time, and tensors made in inference mode are of no use outside of it.
+            if not self._loose[region] and not torch.is_inference_mode_enabled():
                 self._lent[slot, region] = values
         return Lent(values, slot, region)
 

@@ -25,8 +25,6 @@ __all__ = ["Ledger"]
 class Ledger:
     """What is known of the envs of one family besides the arrays: latest values without a row, action spaces, counts.
 
-    All who exchange with the family share it.
-
     Args:
         family: The family.
         arrays: Its arrays.

@@ -103,16 +103,16 @@ class Scope:
 class Running:
     """What there is between start and close.
 
-    Attributes:
-        transfer: What crosses between the envs' memory and a device.
-        crossing: The same if results cross; None if they stay.
-
     Args:
         pool: The envs; they run.
         device: Where results go; None for where they are.
         share_individual_td: Whether they are lazy stacks; None where they have to be.
         pin_memory: Whether the block is pinned; None where results go to a device that gains by it.
         non_blocking: Whether results are returned while they still cross, if in order; False for when they are there.
+
+    Attributes:
+        transfer: What crosses between the envs' memory and a device.
+        crossing: The same if results cross; None if they stay.
     """
 
     def __init__(

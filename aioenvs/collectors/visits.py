@@ -39,7 +39,7 @@ class Visit:
         device = transfer.backend.device
         self.td = _replaced(td, there, device, device)
         # What comes back as it went, which is most of it, is here already.
-        self._former = {id(new): (new, new._version, old) for old, new in zip(own, moved, strict=True)}
+        self._former = {id(new): (new, _version(new), old) for old, new in zip(own, moved, strict=True)}
 
     def fetch(self, acted: TensorDictBase) -> tuple[dict[int, torch.Tensor], Fence]:
         """Begin to bring back what a policy has changed or added; what that is when the fence has passed, by id."""
@@ -55,7 +55,12 @@ class Visit:
     def _unchanged(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What a tensor was on the host, if it is as it went."""
         known = self._former.get(id(tensor))
-        return known[2] if known is not None and known[1] == tensor._version else None
+        return known[2] if known is not None and known[1] is not None and known[1] == _version(tensor) else None
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """How often a tensor was written to; None where torch does not count that."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _tensors(td: TensorDictBase) -> list[torch.Tensor]:

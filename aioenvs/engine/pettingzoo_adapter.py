@@ -120,7 +120,7 @@ class PettingZooAdapter(GymAdapter):
         """The actions of the agents that are there; those of others stay behind."""
         return {name: self._readers[name]() for name in self._acting}
 
-    # Resets and steps
+    # -- resets and steps -------------------------------------------------------------------------------
 
     def _after_reset(self, result: Any, region: str = ROOT) -> None:
         if not isinstance(result, tuple) or len(result) != 2:

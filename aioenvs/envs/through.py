@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from aioenvs.engine.adapters import Call, Handling, ResetArguments
 from aioenvs.engine.gym_adapter import GymAdapter
-from aioenvs.engine.layout import Arrays
+from aioenvs.engine.layout import Arrays, Leaf
 from aioenvs.engine.metadata import INPUT, NEXT, ROOT, SLOTS, STATUS, WHOLE, EnvMetadata
 from aioenvs.engine.spaces import Objects
 from aioenvs.envs.adapter import TensorDictAdapter
@@ -24,11 +24,11 @@ from aioenvs.specs.masks import MaskedSpec
 from aioenvs.storage import storage_dtype, tensor_of
 from aioenvs.trees import Key, Tree, region_trees
 
-__all__ = ["SeenThrough", "WrapperAdapter", "adapted", "can_see_through", "has_values_of"]
+__all__ = ["NO_NAMES", "Converter", "SeenThrough", "WrapperAdapter", "adapted", "can_see_through", "has_values_of"]
 
 WRAPPERS = (GymEnv, GymWrapper, PettingZooEnv, PettingZooWrapper)
 
-Decoder = Callable[[], None]  # converts one value, on its way in or out
+Converter = Callable[[], None]  # of one value, on its way in or out
 NO_NAMES: Mapping[Key, Key] = {}
 
 
@@ -52,14 +52,16 @@ def has_values_of(
     *,
     encodes: bool = False,
 ) -> bool:
-    """Whether values of these specs are those of a wrapped env's spaces, but for one-hot actions.
+    """Whether values of these specs are those of a wrapped env's spaces, but for integers that are one-hot.
+
+    Actions may be in any case, and observations if `encodes`.
 
     Args:
         inner: What the wrapped env says of itself.
         output_spec: Of `full_observation_spec`, `full_reward_spec` and `full_done_spec`.
         input_spec: Of `full_action_spec` and `full_state_spec`.
         names: What the specs call values of the spaces, where that is not the same.
-        encodes: Whether observed integers from 0 on may be one-hot as well.
+        encodes: Whether observed integers from 0 on may be one-hot.
     """
     trees = region_trees(output_spec, input_spec)
     spaces = {
@@ -82,7 +84,7 @@ def _counts_from_0(space: Any) -> bool:
     return hasattr(space, "n") and bool(getattr(space, "start", None) == 0)
 
 
-def _is_same(spec: TensorSpec, leaf: Any) -> bool:
+def _is_same(spec: TensorSpec, leaf: Leaf) -> bool:
     """Whether the values of a spec are those of a leaf, but perhaps for a dim of size 1."""
     if isinstance(spec, NonTensor) or _is_one_hot(spec) or storage_dtype(spec.dtype) != leaf.dtype:
         return False
@@ -94,7 +96,7 @@ def _is_one_hot(spec: TensorSpec) -> bool:
 
 
 class SeenThrough(TensorDictAdapter):
-    """Drives the env inside a wrapper whose values are those of its spaces, but for one-hot actions.
+    """Drives the env inside a wrapper for whose specs `has_values_of` holds.
 
     Args:
         env: The env.
@@ -115,8 +117,8 @@ class SeenThrough(TensorDictAdapter):
         super().__init__(env, env_index, handling._replace(by_reference=False))
         self._inner = inner
         self._names = names
-        self._decoders: list[Decoder] = []
-        self._encoders: dict[str, list[Decoder]] = {}
+        self._decoders: list[Converter] = []
+        self._encoders: dict[str, list[Converter]] = {}
         self._done_leaves = Tree.of(self._full("done")).leaves.keys()
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
@@ -148,7 +150,7 @@ class SeenThrough(TensorDictAdapter):
         super().take_turn(turn)
         self._inner.take_turn(turn)
 
-    def _decoder(self, key: Key, spec: TensorSpec, row: NDArray[Any], target: NDArray[Any]) -> Decoder:
+    def _decoder(self, key: Key, spec: TensorSpec, row: NDArray[Any], target: NDArray[Any]) -> Converter:
         """A function that brings the action of the next step from the env's row to where its adapter reads it.
 
         Raises:
@@ -178,7 +180,7 @@ class SeenThrough(TensorDictAdapter):
         plain = type(spec) is OneHot and row.ndim == 1 and spec.mask is None and not any(spec._start)
         return decode_one if plain else decode
 
-    def _encoder(self, key: Key, row: NDArray[Any], source: NDArray[Any]) -> Decoder:
+    def _encoder(self, key: Key, row: NDArray[Any], source: NDArray[Any]) -> Converter:
         """A function that brings the integer which was observed to the env's row, as a one-hot vector.
 
         Raises:

@@ -1,8 +1,10 @@
 """Vector environments for stable-baselines3 on the engine of aioenvs, for its algorithms to train on.
 
-env = SubprocVecEnv([make_env] * 32)      # or DummyVecEnv
-env = AioVecEnv([make_env] * 32)
-PPO("MlpPolicy", env).learn(100_000)
+    env = SubprocVecEnv([make_env] * 32)      # or DummyVecEnv
+    env = AioVecEnv([make_env] * 32)
+    PPO("MlpPolicy", env).learn(100_000)
+
+Results are what `DummyVecEnv` returns.
 """
 
 from __future__ import annotations

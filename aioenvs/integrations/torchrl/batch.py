@@ -422,7 +422,8 @@ def _unpickled(data: bytes) -> BatchedEnv:
 def _dressed(cls: Any, whole: BatchedEnv, envs: View) -> Any:
     """A view in the dress of the whole."""
     view: BatchedEnv = cls.__new__(cls)
-    factories, rows = whole.create_env_fn, envs.env_index
-    chosen = [factories[row] for row in rows if row < len(factories)]
+    rows = whole._envs.env_index if isinstance(whole._envs, View) else range(whole.num_workers)
+    factories = dict(zip(rows, whole.create_env_fn, strict=True))
+    chosen = [factories[row] for row in envs.env_index]
     BatchedEnv.__init__(view, lambda *_, **__: envs, len(envs), chosen, whole._options)
     return view

@@ -47,8 +47,8 @@ class ParallelEnv(BatchedEnv):
         **options: As for `aioenvs.ParallelEnv` (`num_processes`, `backend`, `on_worker_death`, `step_timeout`, ...) and
             for TorchRL's (`create_env_kwargs`, `device`, `share_individual_td`, `use_buffers`, `mp_start_method`,
             `shutdown_timeout`, ...). Of the latter, `metadata_from_workers`, `auto_wrap_envs`, `policy_proof`,
-            `consolidate`, `daemon` and `non_blocking` are accepted and change nothing: specs come from the workers in
-            any case, and no env is built in this process.
+            `consolidate` and `daemon` are accepted and change nothing: specs come from the workers in any case, and no
+            env is built in this process.
 
     >>> from torchrl.envs import GymEnv, StepCounter, TransformedEnv
     >>> env = TransformedEnv(ParallelEnv(4, lambda: GymEnv("CartPole-v1"), num_processes=2), StepCounter())

@@ -16,6 +16,7 @@ def translated(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ValueError: For `pin_memory=True`, as TorchRL says it.
+        RuntimeError: For `memmap=True` with `shared_memory`, as TorchRL says it.
     """
     kept = {name: value for name, value in options.items() if name not in WITHOUT_EFFECT}
     if kept.pop("pin_memory", False):

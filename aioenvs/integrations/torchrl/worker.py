@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import torch
 import torchrl.envs
+from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl.envs.gym_like import GymLikeEnv
@@ -20,7 +21,7 @@ from aioenvs.engine.gym_adapter import GymAdapter
 from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import INPUT, NEXT, ROOT, EnvMetadata
 from aioenvs.envs.adapter import TensorDictAdapter
-from aioenvs.envs.through import NO_NAMES, SeenThrough, has_values_of
+from aioenvs.envs.through import NO_NAMES, Converter, SeenThrough, has_values_of
 from aioenvs.errors import ResetNeededError
 from aioenvs.integrations.torchrl.specs import from_torchrl
 from aioenvs.specs import Composite, OneHot, TensorSpec
@@ -200,19 +201,20 @@ class TorchRLGymAdapter(SeenThrough, TorchRLAdapter):
         env: The env.
         env_index: Its index, for messages.
         handling: What is done about its random numbers; its values take the same way in any case.
-        gym: Drives the Gymnasium env.
+        inner: Drives the Gymnasium env.
         names: What TorchRL calls values of the spaces, where that is not the same.
     """
 
-    def _decoder(self, key: Key, spec: TensorSpec, row: Any, target: Any) -> Any:
-        if not isinstance(spec, OneHot):
-            value = tensor_of(row, spec.dtype)
-            return lambda: target.__setitem__(0, value.numpy())
+    def _decoder(self, key: Key, spec: TensorSpec, row: NDArray[Any], target: NDArray[Any]) -> Converter:
+        value = tensor_of(row, spec.dtype)
 
         def decode() -> None:
+            target[0] = value.numpy()
+
+        def decode_one() -> None:
             target[0] = row.argmax()  # TorchRL does not look at more either
 
-        return decode
+        return decode_one if isinstance(spec, OneHot) else decode
 
     def seed(self, seed: int) -> None:
         """Reset the env with the seed at once, as TorchRL's `set_seed` does; the next reset is its second one."""

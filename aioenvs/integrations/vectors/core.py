@@ -151,6 +151,11 @@ class AsyncVector:
                     f"env {env} ({metadata.name}) deals in TensorDicts; expected an env with Gymnasium's signatures "
                     "and spaces, as aioenvs.ParallelEnv takes both"
                 )
+            if metadata.reward_keys != (REWARD_KEY,):
+                raise SpecMismatchError(
+                    f"env {env} ({metadata.name}) has several agents; expected an env with Gymnasium's signatures and "
+                    "spaces, of one agent, as aioenvs.ParallelEnv takes both"
+                )
         if len(self.pool.families) > 1:
             env = self.pool.families[1].envs[0]
             one, other = (self.pool.metadata[index] for index in (0, env))
