@@ -280,6 +280,9 @@ def test_methods_and_attributes(host: str) -> None:
             assert env.env_is_wrapped(gym.wrappers.TimeLimit, indices) == [False] * len(wanted)
         env.set_attr("level", 9, [0, 2])
         assert env.get_attr("level") == [9, 7, 9]
+        for each in (env, peer):
+            each.set_attr("nobody_had_this", "new", [1])
+            assert each.get_attr("nobody_had_this", 1) == ["new"]
         assert [method(5) for method in env.get_attr("double")] == [10, 11, 12]
         assert (env.has_attr("double"), env.has_attr("level"), env.has_attr("nothing")) == (True, True, False)
         with pytest.raises(AttributeError, match="nothing"):

@@ -50,6 +50,18 @@ def counting(each: dict[int, dict[str, Any]] | None = None, **common: Any) -> li
     return [functools.partial(CountingEnv, env, **common, **(each or {}).get(env, {})) for env in range(3)]
 
 
+class OptionsKeeper(CountingEnv):
+    """Keeps the options of its last reset."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.options: Any = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.options = options
+        return super().reset(seed=seed)
+
+
 def actions(*values: int) -> Any:
     return np.array(values, np.int64)
 
@@ -164,6 +176,31 @@ def test_envs_on_tensordicts_are_refused() -> None:
 def test_gymnasiums_name_of_the_start_method(method: str) -> None:
     with opened(counting(), context=method, shared_memory=False, daemon=False) as envs:
         assert envs.reset()[0][:, 0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("count", [0, -1, "2", 1.0, True])
+def test_max_concurrency_is_a_number(count: Any, host: str) -> None:
+    with pytest.raises(ValueError, match="max_concurrency must be an integer of at least 1"):
+        AioVectorEnv(counting(), max_concurrency=count, **HOSTS[host])
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("timeout", [-1, "x", float("nan")])
+def test_a_timeout_is_a_time_to_come_and_else_the_step_is_over(timeout: Any, host: str) -> None:
+    with opened(counting(), **HOSTS[host]) as envs:
+        envs.reset()
+        envs.step_async(actions(1, 2, 3))
+        with pytest.raises(ValueError, match="expected timeout to be a number of seconds"):
+            envs.step_wait(timeout=timeout)
+        envs.step(actions(1, 2, 3))
+
+
+@pytest.mark.parametrize("options", ["reset_mask", [1], 5])
+def test_options_of_another_kind_go_to_the_envs(options: Any) -> None:
+    with opened([OptionsKeeper] * 2, backend="serial") as envs:
+        envs.reset(options=options)
+        assert envs.get_attr("options") == (options, options)
 
 
 def test_max_concurrency_is_a_number_of_processes() -> None:
@@ -397,6 +434,8 @@ def test_two_halves_of_each_command(host: str) -> None:
         assert envs.get_attr("level") == (1, 2, 3)
         envs.set_attr("level", 5)
         assert envs.get_attr("level") == (5, 5, 5)
+        envs.set_attr("nobody had this", ["a", "b", "c"])
+        assert envs.get_attr("nobody had this") == ("a", "b", "c")
         assert [frame[0, 0, 0] for frame in envs.render()] == [0, 1, 2]
 
 

@@ -21,7 +21,7 @@ from aioenvs.engine.pool import Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError
 from aioenvs.integrations.vectors.blocking import Vector, one_each
 from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
-from aioenvs.integrations.vectors.inside import is_wrapped
+from aioenvs.integrations.vectors.inside import assign, is_wrapped
 
 __all__ = ["AioVecEnv"]
 
@@ -229,7 +229,7 @@ class AioVecEnv(VecEnv):
         return True
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Set an attribute of each env, of the outermost wrapper that has it.
+        """Set an attribute of each env, of the outermost wrapper that has it; of the outermost one, if none has.
 
         Args:
             attr_name: Of the attribute.
@@ -239,7 +239,7 @@ class AioVecEnv(VecEnv):
         Raises:
             IndexError: If there is no such env.
         """
-        self._perform("set_attr", Call("set", attr_name, (value,)), indices)
+        self._perform("set_attr", Call("apply", "", (assign, attr_name, value)), indices)
 
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]], indices: Indices = None
