@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -421,3 +422,24 @@ def test_what_was_not_closed_says_so_and_is_gone() -> None:
     with pytest.warns(ResourceWarning, match="AioVecEnv was never closed"):
         envs.clear()
     gc.collect()
+
+
+@pytest.mark.parametrize("host", ["thread", "packed", "one each"])
+def test_whoever_closes_while_another_thread_steps_is_told_so_and_can_close_later(host: str, gate: Gate) -> None:
+    envs = AioVecEnv(counting({1: {"fault": gate.wait, "at": (1, 1)}}), **HOSTS[host])
+    envs.reset()
+    stepped: list[Any] = []
+    thread = threading.Thread(target=lambda: stepped.append(envs.step([1, 1, 1])))
+    thread.start()
+    try:
+        gate.wait_for_arrival()
+        with pytest.raises(ConcurrencyError, match="in the middle of a call from another thread"):
+            envs.close()
+    finally:
+        gate.open()
+        thread.join()
+    assert len(stepped) == 1
+    envs.step([1, 1, 1])
+    envs.close()
+    with pytest.raises(ClosedError):
+        envs.step([1, 1, 1])

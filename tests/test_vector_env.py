@@ -706,3 +706,24 @@ def test_coroutine_envs(host: str, mode: str) -> None:
 def test_it_has_what_the_peer_has() -> None:
     public = {name for name in dir(AsyncVectorEnv) if not name.startswith("_")}
     assert public - set(dir(AioVectorEnv)) == set()
+
+
+@pytest.mark.parametrize("host", ["thread", "packed", "one each"])
+def test_whoever_closes_while_another_thread_steps_is_told_so_and_can_close_later(host: str, gate: Gate) -> None:
+    envs = AioVectorEnv(counting({1: {"fault": gate.wait, "at": (1, 1)}}), **HOSTS[host])
+    envs.reset()
+    stepped: list[Any] = []
+    thread = threading.Thread(target=lambda: stepped.append(envs.step(actions(1, 1, 1))))
+    thread.start()
+    try:
+        gate.wait_for_arrival()
+        with pytest.raises(ConcurrencyError, match="in the middle of a call from another thread"):
+            envs.close()
+    finally:
+        gate.open()
+        thread.join()
+    assert len(stepped) == 1
+    envs.step(actions(1, 1, 1))
+    envs.close()
+    with pytest.raises(ClosedError):
+        envs.step(actions(1, 1, 1))

@@ -279,13 +279,18 @@ class AioVecEnv(VecEnv):
     # -- the end ----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close all envs and end the workers, within `close_timeout`, whatever they do. Closing again does nothing."""
-        vector, self._vector = self._vector, None
+        """Close all envs and end the workers, within `close_timeout`, whatever they do. Closing again does nothing.
+
+        Raises:
+            ConcurrencyError: If another thread is in the middle of a call; nothing is closed then.
+        """
+        vector = self._vector
         if vector is not None:
             vector.close()
+            self._vector = None
 
     def _running(self, what: str) -> Vector:
-        if self._vector is None:
+        if self._vector is None or self._vector.closed:
             raise ClosedError(f"{what}: {type(self).__name__} was closed, so its envs are gone; make another one")
         return self._vector
 

@@ -340,10 +340,14 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         Args:
             timeout: Seconds after which the workers are killed; None for `close_timeout`.
             terminate: Kill them at once.
+
+        Raises:
+            ConcurrencyError: If another thread is in the middle of a call; nothing is closed then.
         """
-        vector, self._vector = self._vector, None
+        vector = self._vector
         if vector is not None:
             vector.close(0 if terminate else timeout)
+            self._vector = None
 
     def __del__(self) -> None:
         """Leave it to what runs the envs to say that they were not closed."""
@@ -352,7 +356,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _running(self) -> Vector:
         vector = self._vector
-        if vector is None or self.closed:
+        if vector is None or vector.closed:
             raise VectorClosedError(f"{self!r} was closed, so its envs are gone; make another one")
         return vector
 
