@@ -443,3 +443,23 @@ def test_whoever_closes_while_another_thread_steps_is_told_so_and_can_close_late
     envs.close()
     with pytest.raises(ClosedError):
         envs.step([1, 1, 1])
+
+
+class Slotted:
+    """Has no `__dict__`."""
+
+    __slots__ = ("action_space", "observation_space")
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = gym.spaces.Discrete(3), gym.spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return int(action), 0.0, False, False, {}
+
+
+def test_an_env_without_a_dict_is_not_wrapped() -> None:
+    with opened([Slotted] * 2, backend="serial") as env:
+        assert env.env_is_wrapped(Monitor) == [False, False]
