@@ -182,6 +182,35 @@ def test_a_call_from_another_thread_during_a_call_is_refused(portal: LoopPortal)
     portal.run(shut_down())
 
 
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_key_pressed_before_there_is_something_to_cancel_is_not_lost(
+    portal: LoopPortal, monkeypatch: pytest.MonkeyPatch, threaded: bool
+) -> None:
+    turns = 0
+
+    async def wait() -> None:
+        nonlocal turns
+        while turns < 1000:
+            turns += 1
+            await asyncio.sleep(0)
+
+    if threaded:
+        asyncio.run(inside_a_loop(lambda: portal.run(identity(1))))
+    name = "call_soon_threadsafe" if threaded else "create_task"
+    original = getattr(portal._loop, name)
+
+    def press(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+        return original(*args, **options)
+
+    monkeypatch.setattr(portal._loop, name, press)
+    with pytest.raises(KeyboardInterrupt):
+        portal.run(wait())
+    assert turns < 1000
+    assert portal.run(identity(2)) == 2
+
+
 # -- where a loop runs already --------------------------------------------------------------------------
 
 

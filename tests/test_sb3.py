@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -280,6 +281,9 @@ def test_methods_and_attributes(host: str) -> None:
             assert env.env_is_wrapped(gym.wrappers.TimeLimit, indices) == [False] * len(wanted)
         env.set_attr("level", 9, [0, 2])
         assert env.get_attr("level") == [9, 7, 9]
+        for each in (env, peer):
+            each.set_attr("nobody_had_this", "new", [1])
+            assert each.get_attr("nobody_had_this", 1) == ["new"]
         assert [method(5) for method in env.get_attr("double")] == [10, 11, 12]
         assert (env.has_attr("double"), env.has_attr("level"), env.has_attr("nothing")) == (True, True, False)
         with pytest.raises(AttributeError, match="nothing"):
@@ -418,3 +422,44 @@ def test_what_was_not_closed_says_so_and_is_gone() -> None:
     with pytest.warns(ResourceWarning, match="AioVecEnv was never closed"):
         envs.clear()
     gc.collect()
+
+
+@pytest.mark.parametrize("host", ["thread", "packed", "one each"])
+def test_whoever_closes_while_another_thread_steps_is_told_so_and_can_close_later(host: str, gate: Gate) -> None:
+    envs = AioVecEnv(counting({1: {"fault": gate.wait, "at": (1, 1)}}), **HOSTS[host])
+    envs.reset()
+    stepped: list[Any] = []
+    thread = threading.Thread(target=lambda: stepped.append(envs.step([1, 1, 1])))
+    thread.start()
+    try:
+        gate.wait_for_arrival()
+        with pytest.raises(ConcurrencyError, match="in the middle of a call from another thread"):
+            envs.close()
+    finally:
+        gate.open()
+        thread.join()
+    assert len(stepped) == 1
+    envs.step([1, 1, 1])
+    envs.close()
+    with pytest.raises(ClosedError):
+        envs.step([1, 1, 1])
+
+
+class Slotted:
+    """Has no `__dict__`."""
+
+    __slots__ = ("action_space", "observation_space")
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = gym.spaces.Discrete(3), gym.spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return int(action), 0.0, False, False, {}
+
+
+def test_an_env_without_a_dict_is_not_wrapped() -> None:
+    with opened([Slotted] * 2, backend="serial") as env:
+        assert env.env_is_wrapped(Monitor) == [False, False]

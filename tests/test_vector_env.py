@@ -51,6 +51,18 @@ def counting(each: dict[int, dict[str, Any]] | None = None, **common: Any) -> li
     return [functools.partial(CountingEnv, env, **common, **(each or {}).get(env, {})) for env in range(3)]
 
 
+class OptionsKeeper(CountingEnv):
+    """Keeps the options of its last reset."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.options: Any = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.options = options
+        return super().reset(seed=seed)
+
+
 def actions(*values: int) -> Any:
     return np.array(values, np.int64)
 
@@ -170,6 +182,31 @@ def test_envs_of_several_agents_are_refused() -> None:
 def test_gymnasiums_name_of_the_start_method(method: str) -> None:
     with opened(counting(), context=method, shared_memory=False, daemon=False) as envs:
         assert envs.reset()[0][:, 0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("count", [0, -1, "2", 1.0, True])
+def test_max_concurrency_is_a_number(count: Any, host: str) -> None:
+    with pytest.raises(ValueError, match="max_concurrency must be an integer of at least 1"):
+        AioVectorEnv(counting(), max_concurrency=count, **HOSTS[host])
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("timeout", [-1, "x", float("nan")])
+def test_a_timeout_is_a_time_to_come_and_else_the_step_is_over(timeout: Any, host: str) -> None:
+    with opened(counting(), **HOSTS[host]) as envs:
+        envs.reset()
+        envs.step_async(actions(1, 2, 3))
+        with pytest.raises(ValueError, match="expected timeout to be a number of seconds"):
+            envs.step_wait(timeout=timeout)
+        envs.step(actions(1, 2, 3))
+
+
+@pytest.mark.parametrize("options", ["reset_mask", [1], 5])
+def test_options_of_another_kind_go_to_the_envs(options: Any) -> None:
+    with opened([OptionsKeeper] * 2, backend="serial") as envs:
+        envs.reset(options=options)
+        assert envs.get_attr("options") == (options, options)
 
 
 def test_max_concurrency_is_a_number_of_processes() -> None:
@@ -403,6 +440,8 @@ def test_two_halves_of_each_command(host: str) -> None:
         assert envs.get_attr("level") == (1, 2, 3)
         envs.set_attr("level", 5)
         assert envs.get_attr("level") == (5, 5, 5)
+        envs.set_attr("nobody had this", ["a", "b", "c"])
+        assert envs.get_attr("nobody had this") == ("a", "b", "c")
         assert [frame[0, 0, 0] for frame in envs.render()] == [0, 1, 2]
 
 
@@ -673,3 +712,24 @@ def test_coroutine_envs(host: str, mode: str) -> None:
 def test_it_has_what_the_peer_has() -> None:
     public = {name for name in dir(AsyncVectorEnv) if not name.startswith("_")}
     assert public - set(dir(AioVectorEnv)) == set()
+
+
+@pytest.mark.parametrize("host", ["thread", "packed", "one each"])
+def test_whoever_closes_while_another_thread_steps_is_told_so_and_can_close_later(host: str, gate: Gate) -> None:
+    envs = AioVectorEnv(counting({1: {"fault": gate.wait, "at": (1, 1)}}), **HOSTS[host])
+    envs.reset()
+    stepped: list[Any] = []
+    thread = threading.Thread(target=lambda: stepped.append(envs.step(actions(1, 1, 1))))
+    thread.start()
+    try:
+        gate.wait_for_arrival()
+        with pytest.raises(ConcurrencyError, match="in the middle of a call from another thread"):
+            envs.close()
+    finally:
+        gate.open()
+        thread.join()
+    assert len(stepped) == 1
+    envs.step(actions(1, 1, 1))
+    envs.close()
+    with pytest.raises(ClosedError):
+        envs.step(actions(1, 1, 1))

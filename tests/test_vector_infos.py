@@ -156,3 +156,16 @@ def _compare(own: Any, peer: Any) -> None:
         else:
             assert own[key].dtype == value.dtype
             np.testing.assert_array_equal(own[key], value)
+
+
+def test_lengths_of_time_keep_their_units_and_stand_beside_anything() -> None:
+    for values in (
+        (np.timedelta64(3, "s"), np.timedelta64(4, "ms")),
+        (np.timedelta64(3, "s"), 1.5),
+        (np.timedelta64(3, "s"), ...),
+    ):
+        found = batched(*values)
+        assert found.dtype == object
+        assert [(type(value), str(value)) for value in found if value is not None] == [
+            (type(value), str(value)) for value in values if value is not ...
+        ]

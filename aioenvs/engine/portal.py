@@ -158,7 +158,7 @@ class LoopPortal:
     def _drive(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
         task = self._loop.create_task(self._and_stop(coroutine))
         task.add_done_callback(self._stop)
-        interrupts.act = functools.partial(self._loop.call_soon_threadsafe, task.cancel)
+        interrupts.arm(functools.partial(self._loop.call_soon_threadsafe, task.cancel))
         try:
             while not task.done():
                 self._loop.run_forever()
@@ -205,9 +205,9 @@ class LoopPortal:
             coroutine.close()
             raise ConcurrencyError("a synchronous method was called from inside the envs' own event loop")
         errand = _Errand(self._loop, coroutine)
-        interrupts.act = functools.partial(self._loop.call_soon_threadsafe, errand.cancel)
         try:
             self._loop.call_soon_threadsafe(errand.begin)
+            interrupts.arm(functools.partial(self._loop.call_soon_threadsafe, errand.cancel))
             errand.ended.wait()
         except BaseException:
             self._loop.call_soon_threadsafe(errand.cancel)
@@ -272,15 +272,12 @@ class _Errand(Generic[T]):
 
 
 class _Interrupts:
-    """Turns Ctrl-C, where it would raise at a random place in the loop, into cancelling what is run.
-
-    Attributes:
-        act: What cancels it, as soon as there is something to cancel.
-    """
+    """Turns Ctrl-C, where it would raise at a random place in the loop, into cancelling what is run."""
 
     def __init__(self) -> None:
-        self.act: Callable[[], Any] | None = None
+        self._act: Callable[[], Any] | None = None
         self._pressed = False
+        self._acted = False
         self._installed = False
 
     def __enter__(self) -> Self:
@@ -299,10 +296,17 @@ class _Interrupts:
             cancelled = isinstance(error, asyncio.CancelledError)
             raise KeyboardInterrupt from (None if cancelled else error)
 
+    def arm(self, act: Callable[[], Any]) -> None:
+        """Say what cancels it, now that there is something to cancel; at once if the key was pressed already."""
+        self._act = act
+        if self._pressed and not self._acted:
+            act()
+
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         self._pressed = True
-        if self.act is not None:
-            self.act()
+        if self._act is not None:
+            self._acted = True
+            self._act()
 
 
 def run_to_end(main: Coroutine[Any, Any, T], *, whatever: bool = False) -> T:

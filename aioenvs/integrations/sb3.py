@@ -21,7 +21,7 @@ from aioenvs.errors import ClosedError, ConcurrencyError
 from aioenvs.integrations import explained
 from aioenvs.integrations.vectors.blocking import Vector, one_each
 from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
-from aioenvs.integrations.vectors.inside import is_wrapped
+from aioenvs.integrations.vectors.inside import assign, is_wrapped
 
 try:
     import gymnasium
@@ -235,7 +235,7 @@ class AioVecEnv(VecEnv):
         return True
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Set an attribute of each env, of the outermost wrapper that has it.
+        """Set an attribute of each env, of the outermost wrapper that has it; of the outermost one, if none has.
 
         Args:
             attr_name: Of the attribute.
@@ -245,7 +245,7 @@ class AioVecEnv(VecEnv):
         Raises:
             IndexError: If there is no such env.
         """
-        self._perform("set_attr", Call("set", attr_name, (value,)), indices)
+        self._perform("set_attr", Call("apply", "", (assign, attr_name, value)), indices)
 
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]], indices: Indices = None
@@ -285,13 +285,18 @@ class AioVecEnv(VecEnv):
     # -- the end ----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close all envs and end the workers, within `close_timeout`, whatever they do. Closing again does nothing."""
-        vector, self._vector = self._vector, None
+        """Close all envs and end the workers, within `close_timeout`, whatever they do. Closing again does nothing.
+
+        Raises:
+            ConcurrencyError: If another thread is in the middle of a call; nothing is closed then.
+        """
+        vector = self._vector
         if vector is not None:
             vector.close()
+            self._vector = None
 
     def _running(self, what: str) -> Vector:
-        if self._vector is None:
+        if self._vector is None or self._vector.closed:
             raise ClosedError(f"{what}: {type(self).__name__} was closed, so its envs are gone; make another one")
         return self._vector
 

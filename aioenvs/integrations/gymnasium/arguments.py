@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["seeds_of", "split_options", "start_method"]
+__all__ = ["check_concurrency", "seeds_of", "split_options", "start_method"]
 
 
 def start_method(method: str | None, context: str | None) -> str | None:
@@ -20,6 +20,16 @@ def start_method(method: str | None, context: str | None) -> str | None:
     if None not in (method, context) and method != context:
         raise TypeError(f"context={context!r} and mp_start_method={method!r} mean the same; give one of them")
     return context if method is None else method
+
+
+def check_concurrency(count: Any) -> None:
+    """Refuse what is no number of envs.
+
+    Raises:
+        ValueError: If it is neither None nor an integer of at least 1.
+    """
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise ValueError(f"max_concurrency must be an integer of at least 1, or None, got {count!r}")
 
 
 def seeds_of(seed: Any, num_envs: int) -> list[int | None]:
@@ -61,7 +71,7 @@ def split_options(
         TypeError: If the mask is no array of bools.
         ValueError: If it has the wrong shape, or selects nobody.
     """
-    if options is None or "reset_mask" not in options:
+    if not isinstance(options, Mapping) or "reset_mask" not in options:
         return None, options
     options = dict(options)
     mask = options.pop("reset_mask")

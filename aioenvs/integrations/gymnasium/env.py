@@ -15,11 +15,11 @@ from aioenvs.batched.config import BatchConfig
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError
-from aioenvs.integrations.gymnasium.arguments import seeds_of, split_options, start_method
+from aioenvs.integrations.gymnasium.arguments import check_concurrency, seeds_of, split_options, start_method
 from aioenvs.integrations.vectors.blocking import Vector, one_each
 from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
 from aioenvs.integrations.vectors.infos import batch_infos
-from aioenvs.integrations.vectors.inside import ask
+from aioenvs.integrations.vectors.inside import ask, assign
 
 try:
     from gymnasium.vector import AutoresetMode
@@ -118,6 +118,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         self.copy = copy
         factories = one_each(env_fns, num_envs, "num_envs")
         self.num_envs = len(factories)
+        check_concurrency(max_concurrency)
         if max_concurrency is not None and num_processes is None and backend != "serial":
             num_processes = min(self.num_envs, max_concurrency)
         config = BatchConfig.of(
@@ -300,7 +301,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute in every env, of the outermost wrapper that has it.
+        """Set an attribute in every env, of the outermost wrapper that has it; of the outermost one, if none has.
 
         Args:
             name: Of the attribute.
@@ -314,7 +315,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         each = values if isinstance(values, list | tuple) else [values] * self.num_envs
         if len(each) != self.num_envs:
             raise ValueError(f"expected {self.num_envs} values for {name!r}, one per env, found {len(each)}")
-        calls = {env: Call("set", name, (value,)) for env, value in enumerate(each)}
+        calls = {env: Call("apply", "", (assign, name, value)) for env, value in enumerate(each)}
         vector.run(vector.envs.perform(calls, "set_attr"))
 
     def render(self) -> tuple[Any, ...]:
@@ -339,10 +340,14 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         Args:
             timeout: Seconds after which the workers are killed; None for `close_timeout`.
             terminate: Kill them at once.
+
+        Raises:
+            ConcurrencyError: If another thread is in the middle of a call; nothing is closed then.
         """
-        vector, self._vector = self._vector, None
+        vector = self._vector
         if vector is not None:
             vector.close(0 if terminate else timeout)
+            self._vector = None
 
     def __del__(self) -> None:
         """Leave it to what runs the envs to say that they were not closed."""
@@ -351,7 +356,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _running(self) -> Vector:
         vector = self._vector
-        if vector is None or self.closed:
+        if vector is None or vector.closed:
             raise VectorClosedError(f"{self!r} was closed, so its envs are gone; make another one")
         return vector
 

@@ -32,6 +32,7 @@ class Vector:
     def __init__(self, config: BatchConfig, autoreset: Autoreset, name: str, **options: Any) -> None:
         self.name = name
         self.pending: Pending[Any] | None = None
+        self._ending = False
         self.envs = AsyncVector(config, autoreset, yields=False, **options)
         self._portal: Portal | None = Immediate() if config.backend == "serial" else LoopPortal()
         try:
@@ -72,16 +73,27 @@ class Vector:
             self.run(self.envs.abandon(pending))
 
     def close(self, timeout: float | None = None) -> None:
-        """Close all envs and end the workers; see `AsyncVector.close`."""
+        """Close all envs and end the workers; see `AsyncVector.close`.
+
+        Raises:
+            ConcurrencyError: If another thread is in the middle of a call; nothing is closed then.
+        """
         if self._portal is None or self._portal.foreign:
             return  # a fork leaves what is its parent's to close
         try:
-            try:
-                self.abandon()
-            finally:
-                self.run(self.envs.close(timeout))
+            self.run(self._end(timeout))
         finally:
-            self._close_portal()
+            if self._ending:
+                self._close_portal()
+
+    async def _end(self, timeout: float | None) -> None:
+        self._ending = True
+        pending, self.pending = self.pending, None
+        try:
+            if pending is not None:
+                await self.envs.abandon(pending)
+        finally:
+            await self.envs.close(timeout)
 
     def _close_portal(self) -> None:
         portal, self._portal = self._portal, None

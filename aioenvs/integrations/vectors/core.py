@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from aioenvs.batched.config import BatchConfig
 from aioenvs.batched.hosts import make_pool
 from aioenvs.engine.adapters import INFO, Call, GymRules, ResetArguments
-from aioenvs.engine.deadlines import TURNS, Deadline, drop, outlast
+from aioenvs.engine.deadlines import TURNS, Deadline, check_seconds, drop, outlast
 from aioenvs.engine.gym_adapter import DONE_KEYS, REWARD_KEY
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.metadata import IN_NEXT, IN_ROOT, NEXT, ROOT, STATUS, WHERE
@@ -199,15 +199,17 @@ class AsyncVector:
                 process one after the other cannot be interrupted.
 
         Raises:
+            ValueError: If `timeout` is no time to come.
             WorkerTimeoutError: If it takes longer; late answers will be dropped, and the next request waits for them.
             WorkerDiedError: If a worker died; the others' envs remain usable.
             Exception: Whatever an env raised, with the worker's traceback as a note; it needs a reset.
         """
-        if timeout is not None and self.pool.suspends:
-            await self.set_off(pending)
-        if not isinstance(pending.answer, asyncio.Task):
-            return await pending.answer
         try:
+            check_seconds(timeout, "timeout")
+            if timeout is not None and self.pool.suspends:
+                await self.set_off(pending)
+            if not isinstance(pending.answer, asyncio.Task):
+                return await pending.answer
             deadline = None if timeout is None else Deadline.after(timeout, "timeout")
             result: T = await self.pool.within(pending.answer, Lease(pending.selection, pending.command, deadline))
             return result

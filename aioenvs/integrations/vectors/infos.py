@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 __all__ = ["batch_infos"]
 
 NUMBERS = frozenset((int, float))
+TIMES = (np.timedelta64,)  # which numpy counts as numbers, but each has a unit of its own
 
 
 def batch_infos(infos: Mapping[int, Mapping[str, Any]], num_envs: int) -> dict[str, Any]:
@@ -64,7 +65,7 @@ class _Batch(NamedTuple):
             return self._objects()
         if types == {bool}:
             return self._filled((), np.dtype(np.bool_))
-        if all(kind in NUMBERS or issubclass(kind, np.number) for kind in types):
+        if all(kind in NUMBERS or (issubclass(kind, np.number) and not issubclass(kind, TIMES)) for kind in types):
             return self._numbers(types)
         if all(issubclass(kind, dict) for kind in types):
             return batch_infos(dict(zip(self.envs, self.values, strict=True)), self.num_envs)

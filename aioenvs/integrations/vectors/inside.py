@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Description", "ask", "describe", "is_wrapped", "make_wrapped"]
+__all__ = ["Description", "ask", "assign", "describe", "is_wrapped", "make_wrapped"]
 
 
 class Description(NamedTuple):
@@ -49,6 +49,14 @@ def ask(env: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     return found(*args, **kwargs) if callable(found) else found
 
 
+def assign(env: Any, name: str, value: Any) -> None:
+    """Set an attribute of the outermost wrapper that has it; of the outermost one, if none has."""
+    if hasattr(env, "set_wrapper_attr"):
+        env.set_wrapper_attr(name, value)
+    else:
+        setattr(env, name, value)
+
+
 def is_wrapped(env: Any, module: str, name: str) -> bool:
     """Whether there is a wrapper of a class, or of one derived from it, around the env.
 
@@ -60,5 +68,5 @@ def is_wrapped(env: Any, module: str, name: str) -> bool:
     while env is not None:
         if any((cls.__module__, cls.__qualname__) == (module, name) for cls in type(env).__mro__):
             return True
-        env = env.__dict__.get("env")
+        env = getattr(env, "__dict__", {}).get("env")
     return False
