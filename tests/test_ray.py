@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import failing_envs as faults
+import gymnasium
+import numpy as np
 import psutil
 import pytest
 import torch
 from conftest import Holdings
 from faces import Face, acting, in_thread, masked, observed
 from failing_envs import CountingEnv, Gate, numbered
+from gymnasium.utils.env_checker import data_equivalence
 from processes import still_alive
 from ray_envs import PatientEnv, PlacedEnv, WordEnv
 from tensordict import TensorDict, TensorDictBase
@@ -38,6 +41,7 @@ from aioenvs.errors import (
     WorkerStartError,
     WorkerTimeoutError,
 )
+from aioenvs.integrations.gymnasium import AioVectorEnv
 from aioenvs.testing import CountingEnv as TorchCounting
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install aioenvs[ray]")
@@ -147,6 +151,10 @@ async def trajectory(face: Face, kind: str, **options: Any) -> list[TensorDictBa
     return found
 
 
+def make_cartpole() -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_equal_to_processes(face: Face, kind: str) -> None:
     torch.manual_seed(0)
@@ -158,6 +166,23 @@ async def test_equal_to_processes(face: Face, kind: str) -> None:
         len(found) - 1
     )
     assert found[-1].batch_size == expected[-1].batch_size
+
+
+def test_vector_faces_are_equal_to_those_of_processes() -> None:
+    found = []
+    for backend in ("process", "ray"):
+        envs = AioVectorEnv([make_cartpole] * 4, num_processes=2, backend=backend)
+        try:
+            observations, infos = envs.reset(seed=3)
+            seen = [observations, infos]
+            for _ in range(40):
+                seen += list(envs.step(np.array([1, 1, 0, 1])))
+            found.append(seen)
+        finally:
+            envs.close()
+    assert any(np.any(terminated) for terminated in found[0][4::5])  # so that envs begin anew
+    for one, other in zip(*found, strict=True):
+        assert data_equivalence(one, other)
 
 
 async def test_results_that_are_lent_are_those_that_are_copied() -> None:

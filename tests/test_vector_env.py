@@ -154,7 +154,7 @@ def test_gymnasium_makes_it_of_a_spec_and_of_a_registered_id() -> None:
         (([CountingEnv], 2), {}, ValueError, "num_envs is 2, but there are 1 callables"),
         (([CountingEnv()],), {}, TypeError, "must make an env, but .* is one"),
         (([CountingEnv],), {"autoreset_mode": "never"}, ValueError, "'never' is not a valid AutoresetMode"),
-        (([CountingEnv],), {"backend": "ray"}, ValueError, "backend must be one of"),
+        (([CountingEnv],), {"backend": "rays"}, ValueError, "backend must be one of"),
         (([CountingEnv],), {"context": "fork", "mp_start_method": "spawn"}, TypeError, "mean the same"),
         (([CountingEnv],), {"observation_mode": "all"}, ValueError, "expected observation_mode to be"),
         (([failing_factory],), {}, WorkerStartError, "the factory of env 0 failed"),

@@ -69,7 +69,8 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
             unless `num_processes` says otherwise.
         num_processes: How many processes, or threads, host the envs; None for as many as there are cores, or envs of
             threads.
-        backend: "process", "thread", or "serial" for one env after the other in this process.
+        backend: "process", "thread", "serial" for one env after the other in this process, or "ray" for actors of a
+            Ray cluster.
         mp_start_method: "forkserver", "spawn" or "fork"; None for the first.
         on_worker_death: "raise", or "restart" to build the envs of a dead worker anew; the transition that was lost
             is then reported as truncated.
