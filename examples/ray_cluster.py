@@ -43,8 +43,8 @@ class ComputingEnv(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         """Compute, and observe random numbers; an episode has 100 steps."""
-        end = time.perf_counter() + self.seconds
-        while time.perf_counter() < end:
+        end = time.thread_time() + self.seconds
+        while time.thread_time() < end:
             pass
         self.steps += 1
         return self.np_random.uniform(-1, 1, 16).astype(np.float32), 1.0, False, self.steps == 100, {}
@@ -74,7 +74,7 @@ def measure(env: ParallelEnv, seconds: float) -> float:
     """Step all envs for some seconds.
 
     Returns:
-        Milliseconds a batch, the median.
+        Milliseconds a batch: the 10th percentile, which others on the machine have little to do with.
     """
     td = env.rand_action(env.reset(seed=0))
     env.step_and_maybe_reset(td)
@@ -85,7 +85,7 @@ def measure(env: ParallelEnv, seconds: float) -> float:
         td, following = env.step_and_maybe_reset(env.rand_action(td))
         durations.append(time.perf_counter() - begin)
         td = following
-    return 1000 * float(np.median(durations))
+    return 1000 * float(np.percentile(durations, 10))
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ __all__ = ["WaitMeter", "waiting_share"]
 ENOUGH_STEPS = 20
 ENOUGH_SECONDS = 0.25
 MOSTLY = 0.5
+OWN_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # others of a Ray host pause all the time
 
 
 def waiting_share(wall: float, cpu: float, pauses: int, steps: int) -> float:
@@ -52,7 +53,7 @@ class WaitMeter:
     def _count(self, sign: int) -> None:
         self._wall += sign * time.perf_counter()
         self._cpu += sign * time.process_time()
-        self._pauses += sign * resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+        self._pauses += sign * resource.getrusage(OWN_THREAD).ru_nvcsw
 
     def verdict(self, stepped: int, num_envs: int) -> float:
         """Once, when enough was measured: the share of waiting in the steps of `num_envs` envs; 0 otherwise.
