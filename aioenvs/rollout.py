@@ -7,9 +7,8 @@ driver's own thread in either case.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -305,10 +304,13 @@ class _Kept:
         return size_of(first) >= LARGE
 
     def stacked(self) -> TensorDictBase:
-        with _explained():
-            if self._storage is not None:
-                return self._storage.finish(contiguous=self._options.return_contiguous is True)
-            return self._stack()
+        contiguous = bool(self._options.return_contiguous)
+        try:
+            return self._stack() if self._storage is None else self._storage.finish(contiguous=contiguous)
+        except RuntimeError as error:
+            if contiguous:
+                error.add_note("keys or shapes differ from step to step: call rollout with return_contiguous=False")
+            raise
 
     def _stack(self) -> TensorDictBase:
         rows, out, dim = self._rows, self._out, self._rows[0].ndim
@@ -320,15 +322,6 @@ class _Kept:
         else:
             stacked = LazyStackedTensorDict.lazy_stack(rows, dim, out=out)
         return name_time(stacked, dim)
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        error.add_note("keys or shapes differ from step to step: call rollout with return_contiguous=False")
-        raise
 
 
 def as_policy(policy: Any, env: Steppable) -> Policy:

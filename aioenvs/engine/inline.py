@@ -50,7 +50,7 @@ class InlinePool(Pool):
         rules: GymRules = PLAIN_RULES,
     ) -> None:
         super().__init__([range(len(factories))])
-        self.suspends = self.shares_loop = self._yields = yields
+        self.suspends = self._yields = yields
         self._factories = factories
         self._kwargs = kwargs
         handling = Handling(by_reference=True, keeps_grad=True, generators=here(), answer=OWN, rules=rules)
