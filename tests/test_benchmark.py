@@ -132,11 +132,10 @@ def test_brackets_in_names_are_shown(example: Any) -> None:
     assert "env[i], 8 / this" in shown
 
 
-def test_waiting_work_and_single_envs_are_compared_with_the_ideal_and_the_floor(tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
-    arguments = "--work coroutine uneven one --num-envs 4 --num-processes 2 --peers floor aioenvs --systems Async"
+def measured(file: Path, arguments: str) -> tuple[list[dict[str, Any]], str]:
+    """The comparisons that short turns give, and what was printed."""
     done = subprocess.run(
-        [sys.executable, str(FOLDER), *arguments.split(), "--repeats=1", "--seconds=0.1", "--json", str(figures)],
+        [sys.executable, str(FOLDER), *arguments.split(), "--repeats=1", "--seconds=0.1", "--json", str(file)],
         capture_output=True,
         text=True,
         timeout=55,
@@ -144,16 +143,28 @@ def test_waiting_work_and_single_envs_are_compared_with_the_ideal_and_the_floor(
     )
     assert done.returncode == 0, done.stderr
     assert "FAILED" not in done.stdout
-    assert "skipped aioenvs" not in done.stdout
-    coroutine, uneven, one = json.loads(figures.read_text())["comparisons"]
+    comparisons = json.loads(file.read_text())["comparisons"]
+    turns = [turn for each in comparisons for outcome in each["outcomes"] for turn in outcome["turns"]]
+    assert all(turn["steps"] > 0 for turn in turns)
+    return comparisons, done.stdout
+
+
+def test_waiting_work_and_single_envs_are_compared_with_the_ideal_and_the_floor(tmp_path: Path) -> None:
+    arguments = "--work coroutine uneven one --num-envs 4 --num-processes 2 --peers floor aioenvs --systems Async"
+    (coroutine, uneven, one), shown = measured(tmp_path / "figures.json", arguments)
+    assert "skipped aioenvs" not in shown
     assert (coroutine["ideal"], uneven["ideal"], one["ideal"]) == (80, pytest.approx(4 / 0.0044), None)
     assert names(coroutine) == ["aioenvs AsyncParallelEnv, 2"]
     assert {"aioenvs AsyncParallelEnv recv, 4", "aioenvs AsyncParallelEnv, 4", "floor, 4"} <= set(names(uneven))
     assert names(one) == ["floor, 4", "aioenvs AsyncParallelEnv env[i], 4"]
-    assert done.stdout.count("x ideal") == 2
-    for outcome in coroutine["outcomes"] + uneven["outcomes"]:
-        (turn,) = outcome["turns"]
-        assert turn["steps"] > 0
+    assert shown.count("x ideal") == 2
+
+
+def test_layers_are_measured_one_by_one(tmp_path: Path) -> None:
+    (cartpole,), _ = measured(tmp_path / "figures.json", "--num-envs 4 --num-processes 2 --peers floor layers")
+    layers = [f"aioenvs layers: {layer}, 2" for layer in ("frames", "+ pool", "+ arrays")]
+    assert sorted(names(cartpole)) == sorted(["floor, 2", *layers])
+    assert all(outcome["turns"] for outcome in cartpole["outcomes"])
 
 
 def names(comparison: dict[str, Any]) -> list[str]:

@@ -154,6 +154,8 @@ class InputLeaf:
 
     def _check_range(self, array: NDArray[Any], bounds: Bounds, rows: Rows) -> None:
         low, high, _ = bounds
+        if array.size == 1 and low.item() <= array.item() < high.item():
+            return  # in a fifth of the time
         outside = (array < low) | (array >= high)
         if not np.count_nonzero(outside):
             return

@@ -119,7 +119,15 @@ class Reader:
 
     def look(self, region: str, slot: int) -> Arrays:
         """A region of these envs as it is in a slot, without being copied."""
-        return {key: array[self._all] for key, array in self._ledger.slots[slot][region].items()}
+        return dict(self._looks[slot][region])
+
+    @functools.cached_property
+    def _looks(self) -> list[dict[str, list[tuple[Key, NDArray[Any]]]]]:
+        """The regions of envs that follow each other, where they are."""
+        return [
+            {region: [(key, array[self._all]) for key, array in own[region].items()] for region in (NEXT, ROOT)}
+            for own in self._ledger.slots
+        ]
 
     def copy(self, region: str) -> Arrays:
         """A region of these envs, as it is where each has its latest values."""
@@ -135,10 +143,9 @@ class Reader:
     def _copied(self, region: str, slot: int) -> Arrays:
         if self._members is None:
             return self._packed[slot][region].copy()
-        own = self._ledger.slots[slot][region]
         if isinstance(self._all, slice):
-            return {key: array[self._all].copy() for key, array in own.items()}
-        return {key: array[self._all] for key, array in own.items()}
+            return {key: array.copy() for key, array in self._looks[slot][region]}
+        return {key: array[self._all] for key, array in self._ledger.slots[slot][region].items()}
 
     def replace(self, arrays: Arrays, rows: NDArray[np.intp]) -> None:
         """Replace these rows by those of the root."""

@@ -160,7 +160,12 @@ class DenseResults(_Assembly):
             td.set("next", outcome if preset is None else preset.copy().update(outcome))
             return None if root is None else self._next_root(td, self._build(ROOT, root))
         others = {} if preset is None else dict(preset.items())
-        td.set("next", self._of(filled(_nest(following), others)))
+        outcome = self._of(filled(_nest(following), others))
+        # Where nothing of the outcome has to change to fit in, tensordict need not look whether it does.
+        if type(td) is TensorDict and not td._has_names() and td.device in (None, outcome.device):
+            td._set_str("next", outcome, inplace=False, validated=True)
+        else:
+            td.set("next", outcome)
         if root is None:
             return None
         left_behind = self._left_behind

@@ -46,6 +46,7 @@ PEERS = {
         Peer(
             "aioenvs", "aioenvs_faces", "aioenvs", "aioenvs", ("aioenvs.batched.aio", "aioenvs.batched.sync", "uvloop")
         ),
+        Peer("layers", "aioenvs_layers", "aioenvs", "aioenvs"),
         Peer("gymnasium", "gymnasium_vector", "gymnasium", "gymnasium"),
         Peer("sb3", "sb3_vector", "stable_baselines3", "stable-baselines3", ("stable_baselines3.common.vec_env",)),
         Peer("torchrl", "torchrl_envs", "torchrl", "torchrl", ("torchrl.envs",)),

@@ -1,0 +1,61 @@
+"""The layers of aioenvs one by one, to see what each costs: these reach below the public faces."""
+
+import asyncio
+from typing import Any
+
+from peers.aioenvs_faces import CoroutineDriver
+from systems import Job, System
+
+from aioenvs.engine.protocol import Opcode
+
+__all__ = ["SYSTEMS"]
+
+
+class FramesDriver(CoroutineDriver):
+    """A frame to each worker, which steps its envs, and one back; nobody reads what came of it."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, num_processes=job.num_processes)
+        running = self._env._running
+        assert running is not None
+        self._pool: Any = running.pool
+        self._exchange: Any = running.everything.exchange
+        (self._input,) = self._pool.arrays[0]["input"].values()
+        self._channels = [(worker.channel, frozenset(worker.envs)) for worker in self._pool._workers.values()]
+
+    async def _step(self) -> int:
+        self._input[...] = self._next_actions()
+        opcode = Opcode.STEP_AND_MAYBE_RESET
+        await asyncio.gather(*[channel.request(opcode, envs) for channel, envs in self._channels])
+        return len(self._input)
+
+
+class PoolDriver(FramesDriver):
+    """The same through the pool, which sees to it that nobody else asks these envs and says what came of it."""
+
+    async def _step(self) -> int:
+        self._input[...] = self._next_actions()
+        lease = await self._pool.hold(self._pool.everything, "step")
+        try:
+            self._read(await self._pool.step(lease, None, maybe_reset=True))
+        finally:
+            self._pool.release(lease)
+        return len(self._input)
+
+    def _read(self, outcome: Any) -> None:
+        """Read nothing."""
+
+
+class ArraysDriver(PoolDriver):
+    """The same, and results are copied out: of the step, and what the next one begins with."""
+
+    def _read(self, outcome: Any) -> None:
+        following = self._exchange.step_result(None, outcome)
+        self._exchange.root_result(following, outcome)
+
+
+SYSTEMS = (
+    System("aioenvs layers: frames", "packed", FramesDriver),
+    System("aioenvs layers: + pool", "packed", PoolDriver),
+    System("aioenvs layers: + arrays", "packed", ArraysDriver),
+)
