@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
-from peers.aioenvs_faces import CoroutineDriver
 from systems import Job, System
 
 from aioenvs.engine.protocol import Opcode
+from peers.aioenvs_faces import CoroutineDriver
 
 __all__ = ["SYSTEMS"]
 
