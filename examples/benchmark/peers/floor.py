@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from drivers import LoopDriver
-from systems import NUM_BATCHES, Job, System, sample_actions
+from systems import FIRST_READY, NUM_BATCHES, Job, System, sample_actions
 
 __all__ = ["SYSTEMS"]
 
@@ -109,6 +109,43 @@ class RoundTrip(Floor):
         return 1
 
 
+class FirstReady(Floor):
+    """Goes on with those envs that were ready first."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._ready: list[int] = []
+        self._enough: asyncio.Future[None] | None = None
+        for index, reply in enumerate(self._replies):
+            reply.waiter = self._waiter(index)
+            reply.transport.write(b"s")
+
+    def _waiter(self, index: int) -> "asyncio.Future[None]":
+        waiter = self._runner.get_loop().create_future()
+        waiter.add_done_callback(lambda _: self._settle(index))
+        return waiter
+
+    def _settle(self, index: int) -> None:
+        self._ready.append(index)
+        if self._enough is not None and len(self._ready) >= FIRST_READY:
+            self._enough.set_result(None)
+            self._enough = None
+
+    async def _step(self) -> int:
+        if len(self._ready) < FIRST_READY:
+            self._enough = asyncio.get_running_loop().create_future()
+            await self._enough
+        ready, self._ready = self._ready, []
+        _ = self.observation[ready], self.reward[ready], self.ends[:, ready]
+        self.action[ready] = self._actions[self._count % NUM_BATCHES][: len(ready)]
+        self._count += 1
+        for index in ready:
+            reply = self._replies[index]
+            reply.waiter = self._waiter(index)
+            reply.transport.write(b"s")
+        return len(ready)
+
+
 def shared(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Return an array that forks have in common."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -124,5 +161,6 @@ async def connect(pipes: Sequence[socket.socket]) -> list[Reply]:
 SYSTEMS = (
     System("floor", "packed", Floor),
     System("floor", "each", Floor),
+    System("floor recv", "each", FirstReady, first_ready=True),
     System("floor", "each", RoundTrip, ("one",)),
 )
