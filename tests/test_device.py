@@ -18,11 +18,12 @@ from test_restarts import RESTART, kill_and_wait
 from torch_batches import differing
 
 from aioenvs import Anything, AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, Collector, ParallelEnv, SerialEnv
-from aioenvs.device import StagedBackend, Transfer, backend_of, checked_device, require_device
+from aioenvs.device import StagedBackend, backend_of, checked_device, require_device
 from aioenvs.engine import restarts
 from aioenvs.errors import AioEnvsError, ClosedError, PerformanceWarning, SpecMismatchError, WorkerDiedError
 from aioenvs.testing import CountingEnv as TorchCountingEnv
 from aioenvs.testing import DynamicShapeEnv, HeterogeneousCountingEnv, NestedCountingEnv, NonTensorEnv
+from aioenvs.transfer import Transfer
 
 over_classes = pytest.mark.parametrize("cls", [AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv])
 ASYNC_FACES = [face for face in FACES if face.is_async]

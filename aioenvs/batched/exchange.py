@@ -18,7 +18,6 @@ from tensordict import NonTensorData, TensorDictBase
 from aioenvs.batched.inputs import InputLeaf, Inputs, Rows, mismatch, missing, selector
 from aioenvs.batched.ledger import Ledger
 from aioenvs.batched.reader import Lent, Reader
-from aioenvs.device import Transfer
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
@@ -27,6 +26,7 @@ from aioenvs.engine.spaces import Objects, is_outside
 from aioenvs.errors import SpecMismatchError
 from aioenvs.specs import NonTensor
 from aioenvs.storage import array_of
+from aioenvs.transfer import Transfer
 from aioenvs.trees import Key, Tree, copied, nested_key, non_tensor, plain
 
 __all__ = ["Exchange", "Rows", "Values"]

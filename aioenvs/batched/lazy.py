@@ -13,10 +13,10 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from aioenvs.batched.exchange import Exchange, Rows, Values
 from aioenvs.batched.inputs import Inputs
 from aioenvs.batched.reader import placed
-from aioenvs.device import Transfer
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.spaces import Objects
+from aioenvs.transfer import Transfer
 from aioenvs.trees import Key
 
 __all__ = ["LazyExchange"]

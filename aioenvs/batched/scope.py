@@ -19,11 +19,12 @@ from aioenvs.batched.outbox import Outbox
 from aioenvs.batched.reader import placed
 from aioenvs.batched.results import DenseResults, LazyResults, Results
 from aioenvs.batched.signature import Signature, common_device
-from aioenvs.device import DeviceBackend, Transfer, backend_of, checked_device
+from aioenvs.device import DeviceBackend, backend_of, checked_device
 from aioenvs.engine.deadlines import outlast
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Pool, Selection
 from aioenvs.envs.described import NestedKey, SpecIndex
+from aioenvs.transfer import Transfer
 from aioenvs.trees import Tree, region_trees
 
 __all__ = ["Look", "Running", "Scope"]

@@ -14,9 +14,9 @@ from aioenvs.batched.requests import check_next, check_size, check_unlocked, ind
 from aioenvs.batched.scope import Scope
 from aioenvs.batched.sent import Sent, gathered
 from aioenvs.batched.signature import Signature
-from aioenvs.device import Transfer
 from aioenvs.engine.host import Outcome
 from aioenvs.errors import AioEnvsError
+from aioenvs.transfer import Transfer
 from aioenvs.trees import Key
 
 __all__ = ["AsyncSteps"]

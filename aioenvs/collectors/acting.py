@@ -15,9 +15,10 @@ from tensordict.nn import InteractionType, set_interaction_type
 
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.collectors.visits import Visit, can_visit
-from aioenvs.device import Device, Transfer, backend_of, named_device
+from aioenvs.device import Device, backend_of, named_device
 from aioenvs.engine.driving import awaited, driven
 from aioenvs.rollout import Policy, as_policy, with_action
+from aioenvs.transfer import Transfer
 
 __all__ = ["Actor", "places_of"]
 

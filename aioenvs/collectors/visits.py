@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from aioenvs.device import Fence, Transfer
+from aioenvs.device import Fence
+from aioenvs.transfer import Transfer
 
 __all__ = ["Visit", "can_visit"]
 

@@ -13,10 +13,11 @@ from aioenvs.batched.base import AsyncEnvs
 from aioenvs.collectors.acting import places_of
 from aioenvs.collectors.errand import Errand
 from aioenvs.collectors.trajectories import TrajectoryIds
-from aioenvs.device import Device, Transfer, backend_of, checked_device
+from aioenvs.device import Device, backend_of, checked_device
 from aioenvs.errors import WorkerError
 from aioenvs.mdp import done_mask
 from aioenvs.step_storage import StepStorage
+from aioenvs.transfer import Transfer
 
 __all__ = ["Act", "Way", "failed_envs"]
 
