@@ -146,18 +146,24 @@ class Transfer:
         return [fence for fence in self._fences if not fence.done()] if os.getpid() == self._owner else []
 
     def close(self) -> None:
-        """Wait for the copies that are under way, and unpin the block. Never raises; nothing to do in a fork."""
+        """Wait for the copies that are under way, and unpin the block. Never raises; nothing to do in a fork.
+
+        Whoever calls it sees to it that no copy has to be waited for that may never end.
+        """
         memory, self._memory = self._memory, None
         pinned_by, self._pinned_by = self._pinned_by, None
         if os.getpid() != self._owner:
             return
-        try:
-            for fence in self.pending:
+        for fence in self.pending:
+            try:
                 fence.wait()
+            except Exception as error:  # whoever wanted what it brings has heard of it, too
+                logger.warning("a copy of the buffers of envs failed: %s", str(error))
+        try:
             if pinned_by is not None and memory is not None:
                 pinned_by.unpin(memory)
         except Exception as error:  # of a device that is gone, and the memory goes in any case
-            logger.warning("the buffers of envs could not be unpinned: %s", error)
+            logger.warning("the buffers of envs could not be unpinned: %s", str(error))
 
 
 def typed(buffer: torch.Tensor, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:

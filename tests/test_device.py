@@ -8,11 +8,11 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
-from device_backends import FakeBackend
+from device_backends import FakeBackend, counting, waited_for, watchmen_gone
 from faces import FACES, Face, acting, in_thread, masked, observed
 from failing_envs import CountingEnv, failing_factory, numbered
 from space_envs import EveryDtype
-from tensordict import NonTensorStack, TensorDict, TensorDictBase
+from tensordict import NonTensorStack, TensorDictBase
 from test_death import kill_and_reap
 from test_restarts import RESTART, kill_and_wait
 from torch_batches import differing
@@ -20,7 +20,8 @@ from torch_batches import differing
 from aioenvs import Anything, AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, Collector, ParallelEnv, SerialEnv
 from aioenvs.device import StagedBackend, backend_of, checked_device, require_device
 from aioenvs.engine import restarts
-from aioenvs.errors import AioEnvsError, ClosedError, PerformanceWarning, SpecMismatchError, WorkerDiedError
+from aioenvs.engine.pool import Timeouts
+from aioenvs.errors import AioEnvsError, ClosedError, PerformanceWarning, WorkerDiedError, WorkerTimeoutError
 from aioenvs.testing import CountingEnv as TorchCountingEnv
 from aioenvs.testing import DynamicShapeEnv, HeterogeneousCountingEnv, NestedCountingEnv, NonTensorEnv
 from aioenvs.transfer import Transfer
@@ -59,10 +60,8 @@ async def test_values_are_those_of_the_host(face: Face) -> None:
         assert differing(one, other) == []
 
 
-async def test_a_step_is_one_copy_to_the_device(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(3, CountingEnv, create_env_kwargs=numbered(3, {1: {"length": 2}}), device=backend) as env:
-        await face.call(env.reset)
+async def test_a_step_is_one_copy_to_the_device(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend, 3, {1: {"length": 2}}) as env:
         sizes = []
         for _ in range(4):
             before = len(backend.copies)
@@ -134,15 +133,9 @@ async def test_every_dtype_both_ways(cls: Any) -> None:
 # -- order ----------------------------------------------------------------------------------------------
 
 
-async def waited_for(copy: Any) -> None:
-    assert await in_thread(copy.asked.wait, 20)
-
-
 @over_async_faces
-async def test_no_slot_is_written_while_a_copy_of_it_is_under_way(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(3, CountingEnv, create_env_kwargs=numbered(3), device=backend) as env:
-        await env.reset()
+async def test_no_slot_is_written_while_a_copy_of_it_is_under_way(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend, 3) as env:
         backend.held = True
         first, _ = await env.step_and_maybe_reset(acting([1, 1, 1]))
         second, _ = await env.step_and_maybe_reset(acting([1, 1, 1]))  # the other slot
@@ -161,12 +154,10 @@ async def test_no_slot_is_written_while_a_copy_of_it_is_under_way(face: Face) ->
         assert (steps(second), steps(td)) == ([2, 2, 2], [3, 3, 3])
 
 
-async def test_plain_calls_wait_as_well(face: Face) -> None:
+async def test_plain_calls_wait_as_well(face: Face, backend: FakeBackend) -> None:
     if face.is_async:
         pytest.skip("for the plain ones")
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await face.call(env.reset)
+    async with counting(face, backend) as env:
         backend.held = True
         first = await face.call(env.step, acting([1, 1]))
         await face.call(env.step, acting([1, 1]))
@@ -181,10 +172,8 @@ async def test_plain_calls_wait_as_well(face: Face) -> None:
 
 
 @over_async_faces
-async def test_a_reset_and_a_view_wait_for_the_slot_too(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(3, CountingEnv, create_env_kwargs=numbered(3), device=backend) as env:
-        await env.reset()
+async def test_a_reset_and_a_view_wait_for_the_slot_too(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend, 3) as env:
         commands: list[Any] = [
             lambda: env.reset(masked("_reset", 3, [1])),
             lambda: env[1:2].step(acting([1])),
@@ -212,10 +201,8 @@ async def _sent_and_received(env: Any) -> Any:
 
 
 @over_async_faces
-async def test_whoever_gives_up_waiting_leaves_nothing_behind(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await env.reset()
+async def test_whoever_gives_up_waiting_leaves_nothing_behind(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend) as env:
         backend.held = True
         first, _ = await env.step_and_maybe_reset(acting([1, 1]))
         await env.step_and_maybe_reset(acting([1, 1]))
@@ -234,17 +221,70 @@ async def test_whoever_gives_up_waiting_leaves_nothing_behind(face: Face) -> Non
         assert [row[2:] for row in observed(td)] == [[3, 3], [3, 3]]  # the cancelled one never went out
 
 
-async def test_a_deadline_counts_the_wait(async_face: Face) -> None:
-    backend = FakeBackend()
-    async with async_face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await env.reset()
+async def test_whoever_waits_too_long_leaves_the_slot_alone(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend) as env:
+        backend.held = True
+        first = await face.call(env.step, acting([1, 1]))
+        await face.call(env.step, acting([1, 1]))
+        commands: list[Any] = [
+            lambda limit: face.call(env.step, acting([9, 9]), timeout=limit),
+            lambda limit: face.call(env[1:2].step_and_maybe_reset, acting([9]), timeout=limit),
+            lambda limit: face.call(env.reset, timeout=limit),
+            lambda limit: face.call(env.call, "close", timeout=limit),
+            lambda limit: face.call(env.set_seed, 1, timeout=limit),
+        ]
+        for command in commands:
+            with pytest.raises(WorkerTimeoutError, match=r"waited for a copy .* within 0.01 s \(timeout\)"):
+                await command(0.01)
+            assert not backend.copies[-1].done()
+        backend.release()
+        assert steps(first) == [1, 1]
+        assert [row[2:] for row in observed(await face.call(env.step, acting([1, 1])))] == [[3, 3], [3, 3]]
+
+
+async def test_a_deadline_for_every_step_counts_the_wait_too(process_face: Face, backend: FakeBackend) -> None:
+    face = process_face
+    async with counting(face, backend, step_timeout=20) as env:
         backend.held = True
         for _ in range(2):
-            await env.step_and_maybe_reset(acting([1, 1]))
-        with pytest.raises(AioEnvsError, match="did not answer step within"):
-            await env.step(acting([1, 1]), timeout=0.01)
+            await face.call(env.step, acting([1, 1]))
+        with pytest.raises(WorkerTimeoutError, match=r"within 0.01 s \(timeout\)") as caught:
+            await face.call(env.step, acting([1, 1]), timeout=0.01)
+        assert caught.value.env_index == (0, 1)
+        third = asyncio.ensure_future(face.call(env.step, acting([1, 1])))
+        await waited_for(backend.copies[-2])
         backend.release()
-        assert steps(await env.step(acting([1, 1]))) == [3, 3]
+        assert steps(await third) == [3, 3]
+
+
+async def test_restarted_envs_are_not_killed_for_a_device(process_face: Face, backend: FakeBackend) -> None:
+    face = process_face
+    async with counting(face, backend, **RESTART) as env:
+        backend.held = True
+        for _ in range(2):
+            await face.call(env.step, acting([1, 1]))
+        pids = env.pids
+        with pytest.raises(WorkerTimeoutError, match="waited for a copy"):
+            await face.call(env.step, acting([1, 1]), timeout=0.01)
+        backend.release()
+        assert steps(await face.call(env.step, acting([1, 1]))) == [3, 3]
+        assert env.pids == pids
+
+
+async def test_what_is_wanted_there_can_be_too_late(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend, non_blocking=False) as env:
+        await face.call(env.send, acting([1, 1]))
+        backend.held = True
+        with pytest.raises(WorkerTimeoutError, match="recv: envs 0-1 waited for a copy"):
+            await face.call(env.recv, 2, timeout=0.01)
+        backend.release()
+        td, _ = await face.call(env.recv, 2)
+        assert steps(td) == [1, 1]
+        backend.held = True
+        with pytest.raises(WorkerTimeoutError, match="step: envs 0-1 waited for a copy"):
+            await face.call(env.step, acting([1, 1]), timeout=0.01)
+        backend.release()
+        assert steps(await face.call(env.step, acting([1, 1]))) == [3, 3]
 
 
 async def test_a_copy_outlives_the_worker(process_face: Face) -> None:
@@ -283,56 +323,6 @@ async def test_a_restart_waits_for_copies(monkeypatch: pytest.MonkeyPatch) -> No
         assert (steps(first), steps(second), steps(lost), steps(root)) == ([1, 1], [2, 2], [2, 2], [0, 0])
 
 
-# -- actions --------------------------------------------------------------------------------------------
-
-
-@over_async_faces
-async def test_actions_are_awaited(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await env.reset()
-        backend.held = True
-        td = acting([3, 4])
-        backend.hold(td["action"])
-        task = asyncio.ensure_future(env.step(td))
-        copy = await in_thread(backend.next_held)
-        assert copy.kind == "out"
-        await waited_for(copy)
-        assert not task.done()
-        backend.release()
-        assert [row[3] for row in observed(await task)] == [3, 4]
-
-
-@over_async_faces
-async def test_who_is_cancelled_while_actions_come_has_asked_nobody(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await env.reset()
-        backend.held = True
-        td = acting([3, 4])
-        backend.hold(td["action"])
-        task = asyncio.ensure_future(env.step(td))
-        await waited_for(await in_thread(backend.next_held))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        backend.release()
-        assert [row[2:] for row in observed(await env.step(acting([5, 6])))] == [[1, 5], [1, 6]]
-
-
-@over_async_faces
-async def test_actions_that_do_not_fit_ask_nobody(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await env.reset()
-        for wrong in (torch.tensor([1, 5000]), torch.tensor([1.0, 2.0]), torch.tensor([1])):
-            td = TensorDict({"action": torch.zeros(2)}, [2])
-            td._tensordict["action"] = backend.hold(wrong)
-            with pytest.raises(SpecMismatchError):
-                await env.step(td)
-        assert steps(await env.step(acting([0, 0]))) == [1, 1]
-
-
 # -- the life of the block ------------------------------------------------------------------------------
 
 
@@ -352,10 +342,8 @@ async def test_the_block_is_pinned_once_and_unpinned_at_close(face: Face) -> Non
 
 
 @over_async_faces
-async def test_close_waits_for_copies(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await env.reset()
+async def test_close_waits_for_copies(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend) as env:
         backend.held = True
         first = await env.step(acting([1, 1]))
         (copy,) = backend.under_way
@@ -373,6 +361,50 @@ async def test_close_waits_for_copies(face: Face) -> None:
             await closing
         assert backend.notes == ["pin", "unpin"]
         assert steps(first) == [1, 1]
+
+
+async def test_close_does_not_wait_for_ever(face: Face, backend: FakeBackend, caplog: pytest.LogCaptureFixture) -> None:
+    async with counting(face, backend) as env:
+        own = env if face.is_async else env._env
+        own._running.pool.timeouts = Timeouts(close=0.2)
+        backend.held = True
+        first = await face.call(env.step, acting([1, 1]))
+        await face.call(env.close)
+        assert "were not done within 0.2 s (close_timeout)" in caplog.text
+        assert backend.notes == ["pin"]  # and the memory is there
+        backend.release()
+        await watchmen_gone()
+        assert backend.notes == ["pin", "unpin"]
+        assert steps(first) == [1, 1]
+
+
+async def test_forgotten_envs_keep_what_is_under_way(backend: FakeBackend) -> None:
+    env = ParallelEnv(2, CountingEnv, create_env_kwargs=numbered(2), num_processes=1, device=backend)
+    await in_thread(env.reset)
+    backend.held = True
+    first = await in_thread(env.step, acting([1, 1]))
+    holder = [env]
+    del env
+    with pytest.warns(ResourceWarning, match="was never closed"):
+        holder.clear()
+    assert backend.notes == ["pin"]
+    backend.release()
+    await watchmen_gone()
+    assert backend.notes == ["pin", "unpin"]
+    assert steps(first) == [1, 1]
+
+
+async def test_close_after_a_copy_that_failed(
+    face: Face, caplog: pytest.LogCaptureFixture, backend: FakeBackend
+) -> None:
+    async with counting(face, backend) as env:
+        backend.held = True
+        await face.call(env.step, acting([1, 1]))
+        backend.copies[-1].error = RuntimeError("device-side assert")
+        backend.release()
+        await face.call(env.close)
+    assert backend.notes == ["pin", "unpin"]
+    assert "failed: device-side assert" in caplog.text
 
 
 async def test_forgotten_envs_unpin_the_block() -> None:
@@ -414,10 +446,8 @@ async def test_what_cannot_be_pinned_is_copied_without(face: Face, error: Except
     assert backend.notes == []
 
 
-async def test_pinning_can_be_declined(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend, pin_memory=False) as env:
-        await face.call(env.reset)
+async def test_pinning_can_be_declined(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend, pin_memory=False) as env:
         assert steps(await face.call(env.step, acting([1, 1]))) == [1, 1]
     assert backend.notes == []
     assert not any(backend.staged)
@@ -459,10 +489,8 @@ async def test_they_can_move_while_they_run(face: Face) -> None:
     assert (one.notes, other.notes) == (["pin", "unpin"], [])
 
 
-async def test_one_can_ask_for_what_is_there(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend, non_blocking=False) as env:
-        await face.call(env.reset)
+async def test_one_can_ask_for_what_is_there(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend, non_blocking=False) as env:
         backend.held = True
         task = asyncio.ensure_future(face.call(env.step, acting([1, 1])))
         copy = await in_thread(backend.next_held)
@@ -472,10 +500,8 @@ async def test_one_can_ask_for_what_is_there(face: Face) -> None:
         assert steps(await task) == [1, 1]
 
 
-async def test_loans_have_no_effect_on_what_crosses(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await face.call(env.reset)
+async def test_loans_have_no_effect_on_what_crosses(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend) as env:
         rows = [await face.call(env.step, acting([1, 1]), copy=False) for _ in range(4)]
         assert [steps(td) for td in rows] == [[step, step] for step in (1, 2, 3, 4)]
 

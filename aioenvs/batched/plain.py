@@ -204,13 +204,7 @@ class BatchedEnvBase(Forwarding):
 
     @documented_by(AsyncSteps.send)
     def send(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> None:
-        self._run(self._send(tensordict, timeout))
-
-    async def _send(self, tensordict: TensorDictBase, timeout: float | None) -> None:
-        scope = self._env._running_scope
-        if scope is not None:
-            await scope.pool.enter_loop("send")
-        self._env.send(tensordict, timeout=timeout)
+        self._run(self._env._send(tensordict, timeout))
 
     @documented_by(AsyncSteps.recv)
     def recv(
