@@ -7,8 +7,10 @@ which order.
 from __future__ import annotations
 
 import contextlib
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -46,7 +48,8 @@ PASSED: Fence = _Passed()
 class DeviceBackend(ABC):
     """What has to be done on a device, or with host memory for its sake.
 
-    Pass one as `device=` to bring results to a device that is not known here. All bytes are tensors of uint8.
+    Pass one as `device=` to bring results to a device that is not known here. All bytes are tensors of uint8. Envs that
+    are pickled take theirs along, so that should be possible: without what belongs to a process.
 
     Attributes:
         device: Where tensors go.
@@ -57,8 +60,17 @@ class DeviceBackend(ABC):
     pins: bool = False
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is on such a device, rather than on the host."""
-        return tensor.device.type == self.device.type
+        """Whether a tensor is on this device, rather than on the host or on another one."""
+        own, other = self.device, tensor.device
+        return own.type == other.type and own.index in (None, other.index)
+
+    def callers(self) -> Callable[[], AbstractContextManager[Any]] | None:
+        """The context in which another thread works on behalf of the calling one, such as its stream.
+
+        Returns:
+            What makes it, as often as it is entered; None where a thread has it anyway.
+        """
+        return None
 
     def pin(self, memory: torch.Tensor) -> None:  # noqa: B027 - where `pins` is false
         """Pin memory that the host has mapped.
@@ -94,7 +106,7 @@ class DeviceBackend(ABC):
         What the caller's stream was told until now to do with the sources comes first.
 
         Args:
-            sources: On the device, of any dtype.
+            sources: Of which `holds` is true, of any dtype.
             target: On the host; it can be read when the fence has passed.
         """
 
@@ -117,7 +129,7 @@ class StagedBackend(DeviceBackend):
 
 
 def _cuda() -> Any:
-    """Torch's module, of which not all has annotations."""
+    """Torch's module, of which not all has annotations; the only place where this one finds it."""
     return torch.cuda
 
 
@@ -125,67 +137,85 @@ class _CudaFence:
     """An event on a stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._device = stream.device
         self.event: Any = _cuda().Event(blocking=True)  # a thread that waits for it sleeps
         self.event.record(stream)
 
     def done(self) -> bool:
-        return bool(self.event.query())
+        try:
+            return bool(self.event.query())
+        except RuntimeError:  # which `wait` says to somebody who wants to know
+            return False
 
     def wait(self) -> None:
-        self.event.synchronize()
+        with _cuda().device(self._device):  # or a thread of its own would open the first device there is
+            self.event.synchronize()
 
 
 class CudaBackend(DeviceBackend):
     """Copies on a stream beside those that compute, in both directions.
 
     Args:
-        device: A CUDA device.
+        device: A CUDA device; the current one if it has no number.
     """
 
     pins = True
     PORTABLE = 1  # cudaHostRegisterPortable: pinned for all devices
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._into = _cuda().Stream(device)
-        self._out = _cuda().Stream(device)
+        index = _cuda().current_device() if device.index is None else device.index
+        self.device = torch.device(device.type, index)
+        self._into = _cuda().Stream(self.device)
+        self._out = _cuda().Stream(self.device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.device,)  # streams are of a process
+
+    def callers(self) -> Callable[[], AbstractContextManager[Any]] | None:
+        stream = _cuda().current_stream(self.device)
+        return None if stream == _cuda().default_stream(self.device) else functools.partial(_cuda().stream, stream)
 
     def pin(self, memory: torch.Tensor) -> None:
-        with torch.cuda.device(self.device):
-            error = _cuda().cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, self.PORTABLE)
-            if int(error):
-                with contextlib.suppress(RuntimeError):  # the driver reports it once more to whoever comes next
-                    torch.zeros(1, device=self.device)
-                raise OSError(f"cudaHostRegister of {memory.nbytes} bytes returned {error}")
+        with _cuda().device(self.device):
+            self._check(_cuda().cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, self.PORTABLE), memory)
 
     def unpin(self, memory: torch.Tensor) -> None:
-        with torch.cuda.device(self.device):
-            error = _cuda().cudart().cudaHostUnregister(memory.data_ptr())
-            if int(error):
-                raise OSError(f"cudaHostUnregister returned {error}")
+        with _cuda().device(self.device):
+            self._check(_cuda().cudart().cudaHostUnregister(memory.data_ptr()), memory)
+
+    def _check(self, code: Any, memory: torch.Tensor) -> None:
+        """Raise an error for what a call about memory of the host returned, unless it is success."""
+        if not int(code):
+            return
+        # CUDA keeps it, and torch would blame it on the next thing that is done on the device.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self.device)
+        reason = _cuda().cudart().cudaGetErrorString(code)
+        raise OSError(f"pinning {memory.nbytes} bytes, or giving them back: {reason} (cudaError {int(code)})")
 
     def staging(self, nbytes: int, *, pinned: bool) -> torch.Tensor:
-        # Torch keeps pinned memory that was dropped, and gives it to nobody before the copies of it are done.
+        # Torch keeps pinned memory that was dropped, and gives it to nobody before the copies of it are done; a copy of
+        # other memory has gone through memory of the driver's own when the call returns.
         if pinned:
             with contextlib.suppress(RuntimeError):  # there is no more of it
                 return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         return super().staging(nbytes, pinned=False)
 
     def copy_in(self, source: torch.Tensor) -> tuple[torch.Tensor, Fence]:
-        with torch.cuda.stream(self._into):  # whose memory it is, so nothing of the caller's stream is still at it
+        with _cuda().stream(self._into):  # whose memory it is, so nothing of the caller's stream is still at it
             copy = torch.empty_like(source, device=self.device)
             copy.copy_(source, non_blocking=True)
             return copy, _CudaFence(self._into)
 
     def order(self, copy: torch.Tensor, fence: Fence) -> None:
         assert isinstance(fence, _CudaFence)
-        stream = torch.cuda.current_stream(self.device)
+        stream = _cuda().current_stream(self.device)
         stream.wait_event(fence.event)
         copy.record_stream(stream)
 
     def copy_out(self, sources: Sequence[torch.Tensor], target: torch.Tensor) -> Fence:
-        self._out.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._out):
+        self._out.wait_stream(_cuda().current_stream(self.device))
+        with _cuda().stream(self._out):
             target.copy_(_bytes_of(sources), non_blocking=True)
             fence = _CudaFence(self._out)
         for source in sources:
@@ -249,8 +279,8 @@ def backend_of(device: Device) -> DeviceBackend | None:
         return None
     if device.type != "cuda":
         return StagedBackend(device)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return CudaBackend(torch.device("cuda", index))
+    require_device(device)
+    return CudaBackend(device)
 
 
 def _bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -116,21 +116,24 @@ class Transfer:
     def fetch(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Fence]:
         """Begin to bring tensors of the device here, all in one copy.
 
+        Those that are here already stay; those of yet another device come at once.
+
         Returns:
             What they will be when the fence has passed.
         """
         backend = self.backend
         assert backend is not None
-        if not tensors:
-            return [], PASSED
+        there = [place for place, tensor in enumerate(tensors) if backend.holds(tensor)]
+        fetched = [tensor if backend.holds(tensor) else tensor.cpu() for tensor in tensors]
+        if not there:
+            return fetched, PASSED
         # The widest first, so that each is aligned without gaps.
-        ordered = sorted(range(len(tensors)), key=lambda place: -tensors[place].itemsize)
+        ordered = sorted(there, key=lambda place: -tensors[place].itemsize)
         sources = [tensors[place] for place in ordered]
         nbytes = sum(source.nbytes for source in sources)
         staging = backend.staging(nbytes, pinned=self._stages_pinned and backend.pins)
         fence = backend.copy_out(sources, staging)
         self._note(fence)
-        fetched = list(tensors)
         offset = 0
         for place, source in zip(ordered, sources, strict=True):
             fetched[place] = typed(staging, offset, source.dtype, source.shape)

@@ -403,6 +403,7 @@ async def test_close_after_a_copy_that_failed(
         backend.copies[-1].error = RuntimeError("device-side assert")
         backend.release()
         await face.call(env.close)
+    await watchmen_gone()  # who know the error, and so what it failed with
     assert backend.notes == ["pin", "unpin"]
     assert "failed: device-side assert" in caplog.text
 
@@ -594,9 +595,14 @@ def test_gradients_flow_through() -> None:
 def test_tensors_come_back_in_one_copy() -> None:
     crossing, backend = transfer()
     tensors = [torch.randn(3, 1).to(dtype) for dtype in DTYPES] + [torch.tensor(True), torch.randn(2, 3).t()]
+    for tensor in tensors[::2]:
+        backend.hold(tensor)
     fetched, fence = crossing.fetch(tensors)
     assert fence.done()
     assert [copy.kind for copy in backend.copies] == ["out"]
+    assert all(new is old for new, old in zip(fetched[1::2], tensors[1::2], strict=True))  # which were here
+    assert crossing.fetch(tensors[1::2])[1].done()
+    assert len(backend.copies) == 1
     for old, new in zip(tensors, fetched, strict=True):
         torch.testing.assert_close(new, old)
 

@@ -305,6 +305,7 @@ async def test_a_copy_that_fails_is_the_error_of_all(face: Face, backend: FakeBa
             await (face.call(env.recv, 2) if sending is None else sending)
         assert env.outstanding == ()
         assert totals(await face.call(env.step, acting([3, 4]))) == [[1, 3], [1, 4]]
+    await watchmen_gone()  # who know the error, and so what it failed with
     assert backend.notes == ["pin", "unpin"]
 
 

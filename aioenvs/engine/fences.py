@@ -99,8 +99,11 @@ class Watchman:
             error = reported.get(timeout=seconds)
         except queue.Empty:
             return False
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
         return True
 
     def afterwards(self, fences: Sequence[Fence], report: Report) -> None:
@@ -141,7 +144,10 @@ def _see_to(fences: Sequence[Fence], report: Report) -> None:
             fence.wait()
     except BaseException as caught:  # whoever waits for it has it
         error = caught
-    report(error)
+    try:
+        report(error)
+    finally:
+        del error  # which knows this frame, and so what the fences stand for
 
 
 def _report(loop: asyncio.AbstractEventLoop, passed: asyncio.Future[None], error: BaseException | None) -> None:
