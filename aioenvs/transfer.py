@@ -10,8 +10,10 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from aioenvs.device import PASSED, DeviceBackend, Fence
 from aioenvs.engine.layout import ALIGNMENT
@@ -19,7 +21,32 @@ from aioenvs.errors import PerformanceWarning
 
 __all__ = ["Transfer", "typed"]
 
+_weak: Any = StorageWeakRef
+
 logger = logging.getLogger("aioenvs")
+
+
+class _Twins:
+    """What the host has of what it has sent to a device, as long as that is there, and as it came."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, int, torch.UntypedStorage]] = {}
+
+    def add(self, copy: torch.Tensor, own: torch.Tensor) -> None:
+        """Remember a copy on the device by the bytes of the host that it was made of, which stay as they are."""
+        self._known = {key: each for key, each in self._known.items() if not each[0].expired()}
+        # Nobody counts the changes of inference tensors.
+        if not copy.is_inference() and not copy.storage_offset() and not own.storage_offset():
+            reference = _weak(copy.untyped_storage())
+            self._known[reference.cdata] = reference, copy._version, own.untyped_storage()
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A view of such a copy, on the host; None if it is none, or somebody has written to any part of the copy."""
+        known = self._known.get(tensor.untyped_storage()._cdata)
+        if known is None or tensor.is_inference() or tensor._version != known[1]:
+            return None
+        own = torch.empty(0, dtype=tensor.dtype)
+        return own.set_(known[2], tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 class Transfer:
@@ -46,6 +73,7 @@ class Transfer:
         self._pinned_by: DeviceBackend | None = None
         self._warned = False
         self._fences: list[Fence] = []
+        self._twins: _Twins | None = None
         self.backend: DeviceBackend | None = None
         self.turn_to(backend, pinning)
 
@@ -83,8 +111,16 @@ class Transfer:
 
     # -- in and out -------------------------------------------------------------------------------------
 
-    def bring(self, source: torch.Tensor) -> tuple[torch.Tensor, Fence]:
-        """Bring bytes of the block to the device.
+    def remember(self) -> None:
+        """Keep on the host, too, what goes to the device from now on, for as long as it is there; see `home`."""
+        self._twins = self._twins or _Twins()
+
+    def bring(self, source: torch.Tensor, *, lasts: bool = False) -> tuple[torch.Tensor, Fence]:
+        """Bring bytes of the host to the device.
+
+        Args:
+            source: The bytes.
+            lasts: Whether nobody will write to them any more.
 
         Returns:
             What arrives there, which the caller's stream can use; and the fence of the source.
@@ -93,6 +129,8 @@ class Transfer:
         copy, fence = self.backend.copy_in(source)
         self._note(fence)
         self.backend.order(copy, fence)
+        if self._twins is not None:
+            self._twins.add(copy, source if lasts else source.clone())
         return copy, fence
 
     def place(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -106,7 +144,7 @@ class Transfer:
             staging = backend.staging(nbytes, pinned=self._stages_pinned and backend.pins)
             for offset, tensor in zip(offsets, packed, strict=True):
                 typed(staging, offset, tensor.dtype, tensor.shape).copy_(tensor)
-            copy, _ = self.bring(staging)
+            copy, _ = self.bring(staging, lasts=True)
             for offset, tensor in zip(offsets, packed, strict=True):
                 placed[id(tensor)] = typed(copy, offset, tensor.dtype, tensor.shape)
         return [
@@ -139,6 +177,13 @@ class Transfer:
             fetched[place] = typed(staging, offset, source.dtype, source.shape)
             offset += source.nbytes
         return fetched, fence
+
+    def home(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Fence]:
+        """The same, but what the host has had before, and was to remember, need not be fetched."""
+        twins = [None if self._twins is None else self._twins.of(tensor) for tensor in tensors]
+        rest, fence = self.fetch([tensor for tensor, own in zip(tensors, twins, strict=True) if own is None])
+        missing = iter(rest)
+        return [next(missing) if own is None else own for own in twins], fence
 
     def _note(self, fence: Fence) -> None:
         self._fences = [*(each for each in self._fences if not each.done()), fence]

@@ -93,6 +93,7 @@ class FakeBackend(DeviceBackend):
         self.staged: list[bool] = []
         self._held: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         self.claims = claims
+        self.fails_at: int | None = None  # which copy from it, counted from 1
         self.there: list[torch.Tensor] = []
 
     def hold(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -159,6 +160,8 @@ class FakeBackend(DeviceBackend):
     def _begin(self, kind: str, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, Copy]:
         copy = Copy(kind, source, target)
         self.copies.append(copy)
+        if kind == "out" and self.fails_at == len([each for each in self.copies if each.kind == "out"]):
+            copy.error = RuntimeError("device-side assert")
         if self.held:
             self._held.put(copy)
         else:

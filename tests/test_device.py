@@ -12,12 +12,12 @@ from device_backends import FakeBackend, counting, waited_for, watchmen_gone
 from faces import FACES, Face, acting, in_thread, masked, observed
 from failing_envs import CountingEnv, failing_factory, numbered
 from space_envs import EveryDtype
-from tensordict import NonTensorStack, TensorDictBase
+from tensordict import TensorDictBase
 from test_death import kill_and_reap
 from test_restarts import RESTART, kill_and_wait
 from torch_batches import differing
 
-from aioenvs import Anything, AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, Collector, ParallelEnv, SerialEnv
+from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
 from aioenvs.device import StagedBackend, backend_of, checked_device, require_device
 from aioenvs.engine import restarts
 from aioenvs.engine.pool import Timeouts
@@ -629,122 +629,3 @@ def test_staged_copies_are_done_at_once() -> None:
     target = torch.zeros(8, dtype=torch.uint8)
     assert backend.copy_out([copy[:4], copy[4:]], target).done()
     assert target.tolist() == list(range(8))
-
-
-# -- collectors -----------------------------------------------------------------------------------------
-
-
-class Doubling(torch.nn.Module):
-    """Acts by what it observes, and adds something of its own."""
-
-    in_keys = ("observation",)
-    out_keys = ("action", "value")
-
-    def __init__(self, backend: FakeBackend, *, in_place: bool) -> None:
-        super().__init__()
-        self.backend = backend
-        self.in_place = in_place
-
-    def forward(self, td: TensorDictBase) -> TensorDictBase:
-        if self.in_place:
-            td["observation"].add_(1)
-        td["action"] = self.backend.hold(td["observation"][..., 2] * 2)
-        return td.set("value", self.backend.hold(td["observation"][..., :1].float()))
-
-
-@pytest.mark.parametrize("min_get", [None, 2])
-@pytest.mark.parametrize("in_place", [True, False])
-async def test_a_policy_elsewhere_gets_one_copy_and_returns_what_it_changed(
-    min_get: int | None, in_place: bool
-) -> None:
-    there = FakeBackend()
-    async with AsyncSerialEnv(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
-        policy = Doubling(there, in_place=in_place)
-        source = AsyncCollector(env, policy, frames_per_batch=6, policy_device=there, min_get=min_get)
-        batch = await source.next()
-        own = batch if min_get is None else batch[batch["env_index"] == 1]
-        assert own["action"].flatten().unique().tolist() == [2 * (step + in_place) for step in range(3)]
-        assert own["observation"][..., 2].flatten().unique().tolist() == [step + in_place for step in range(3)]
-        kinds = [copy.kind for copy in there.copies]
-        assert kinds == ["in", "out"] * (len(kinds) // 2)
-        outs = [copy.nbytes for copy in there.copies if copy.kind == "out"]
-        assert (max(outs) > 2 * (8 + 4)) == in_place  # else only the actions, int64, and the values, float32
-        await source.shutdown()
-
-
-def say(td: TensorDictBase) -> TensorDictBase:
-    return td.set("action", NonTensorStack("a", "abc"))
-
-
-class ListeningEnv:
-    """Rewards the length of what it is told."""
-
-    observation_space = gym.spaces.Box(-1, 1, (2,))
-    action_space = Anything()
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        return self.observation_space.sample(), {}
-
-    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return self.observation_space.sample(), float(len(action)), False, False, {}
-
-
-async def test_a_policy_elsewhere_may_change_no_tensor() -> None:
-    there = FakeBackend()
-    async with AsyncSerialEnv(2, ListeningEnv) as env:
-        source = AsyncCollector(env, say, frames_per_batch=4, policy_device=there)
-        batch = await source.next()
-        assert batch["next", "reward"][..., 0].tolist() == [[1, 1], [3, 3]]
-        assert {copy.kind for copy in there.copies} == {"in"}
-        await source.shutdown()
-
-
-@pytest.mark.parametrize("in_place", [True, False])
-async def test_a_policy_elsewhere_in_inference_mode(in_place: bool) -> None:
-    there = FakeBackend()
-    async with AsyncSerialEnv(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
-        source = AsyncCollector(env, Doubling(there, in_place=in_place), frames_per_batch=6, policy_device=there)
-        with torch.inference_mode():
-            batch = await source.next()
-        assert batch["action"][0].tolist() == [2 * (step + in_place) for step in range(3)]
-        assert batch["observation"][0, :, 2].tolist() == [step + in_place for step in range(3)]
-        await source.shutdown()
-
-
-async def test_a_policy_elsewhere_does_not_block_the_loop() -> None:
-    there = FakeBackend(held=True)
-    async with AsyncSerialEnv(2, CountingEnv) as env:
-        policy = Doubling(there, in_place=False)
-        source = AsyncCollector(env, policy, frames_per_batch=2, policy_device=there)
-        task = asyncio.ensure_future(source.next())
-        (await in_thread(there.next_held)).release()
-        copy = await in_thread(there.next_held)
-        assert copy.kind == "out"
-        await waited_for(copy)
-        assert not task.done()
-        there.release()
-        assert (await task)["action"].tolist() == [[0], [0]]
-        await source.shutdown()
-
-
-@pytest.mark.parametrize("min_get", [None, 1])
-async def test_batches_elsewhere_are_one_copy_a_step(min_get: int | None) -> None:
-    there = FakeBackend()
-    async with AsyncSerialEnv(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
-        source = AsyncCollector(env, None, frames_per_batch=6, storing_device=there, min_get=min_get)
-        batch = await source.next()
-        assert len(there.copies) == 3
-        own = batch if min_get is None else batch[batch["env_index"] == 1]
-        assert own["next", "observation"][..., 2].flatten().unique().tolist() == [1, 2, 3]
-        await source.shutdown()
-
-
-def test_a_plain_collector_waits_for_a_policy_elsewhere() -> None:
-    there = FakeBackend()
-    with Collector(
-        ParallelEnv(2, CountingEnv, num_processes=1),
-        Doubling(there, in_place=False),
-        frames_per_batch=4,
-        policy_device=there,
-    ) as source:
-        assert source.next()["action"].tolist() == [[0, 2], [0, 2]]

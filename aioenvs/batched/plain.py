@@ -197,6 +197,11 @@ class BatchedEnvBase(Forwarding):
         result: tuple[TensorDictBase, TensorDictBase] = self._run(steps)
         return result
 
+    @documented_by(AsyncSteps.on_host)
+    def on_host(self, tensordict: TensorDictBase) -> TensorDictBase:
+        result: TensorDictBase = self._run(self._env.on_host(tensordict))
+        return result
+
     @property
     def outstanding(self) -> tuple[int, ...]:
         """The envs that were sent a step which was not received yet, in the order in which they were sent."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.batched.exchange import Exchange, Rows, Values
 from aioenvs.batched.lazy import LazyExchange
@@ -25,7 +25,7 @@ from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool, Selection
 from aioenvs.envs.described import NestedKey, SpecIndex
 from aioenvs.transfer import Transfer
-from aioenvs.trees import Tree, region_trees
+from aioenvs.trees import Tree, exchanged, region_trees, tensors_of
 
 __all__ = ["Look", "Running", "Scope"]
 
@@ -108,6 +108,21 @@ class Scope:
             return None
         tensors, fence = crossing.fetch(list(there.values()))
         return dict(zip(there, tensors, strict=True)), fence
+
+    async def at_home(self, td: TensorDictBase) -> TensorDictBase:
+        """A TensorDict of results on the host: in one copy, as far as there is one tensor for each key.
+
+        Cancelling it loses nothing.
+        """
+        crossing = self.whole.crossing
+        if crossing is None or type(td) is not TensorDict:
+            host: TensorDictBase = td.to("cpu")
+            return host
+        own = tensors_of(td)
+        tensors, fence = crossing.home(own)
+        await self.pool.passed([fence])
+        here = {id(old): new for old, new in zip(own, tensors, strict=True)}
+        return exchanged(td, here, torch.device("cpu"), torch.device("cpu"))
 
     def placed(self, *results: Any) -> tuple[Any, ...]:
         """Results where the caller wants them, of which the envs have no part any more."""

@@ -83,6 +83,20 @@ class AsyncSteps(AsyncCalls):
         assert root is not None
         return tensordict, root
 
+    async def on_host(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Results on the host: those of a `device` come back as one copy, without keeping the event loop waiting.
+
+        Cancelling it changes nothing.
+
+        Args:
+            tensordict: Of any shape, such as `step` returned it.
+
+        Returns:
+            The same TensorDict if no results of these envs go to a device, else another one.
+        """
+        scope = await self._scope()
+        return tensordict if scope.whole.crossing is None else await scope.at_home(tensordict)
+
     async def _advance(
         self, td: TensorDictBase, *, maybe_reset: bool, copy: bool, timeout: float | None
     ) -> TensorDictBase | None:
