@@ -42,7 +42,8 @@ class Steppable(Protocol):  # documented where they are defined
     """What a rollout needs of an env; its commands return a result, or something that can be awaited for it.
 
     An env whose elements cannot be stepped apart has `step_dims`: how many leading dims of the batch a `_step` mask
-    may tell apart. What an env returns is copied, since it may use its tensors again, unless its `copies_results` is
+    may tell apart. One whose results may be elsewhere can have `on_host`, which brings a TensorDict of those to the
+    host. What an env returns is copied, since it may use its tensors again, unless its `copies_results` is
     true.
     """
 
@@ -114,7 +115,7 @@ def rollout(
         if td is None:
             for node in truncated:
                 _truncate(row.get("next"), node)
-        steps.add(row)
+        steps.add((yield from settle(_on_host(env, row, options.storing_device))))
     return steps.stacked()
 
 
@@ -159,6 +160,12 @@ def _beginning(env: Steppable, start: TensorDictBase | None, options: RolloutOpt
         terminated_or_truncated(start, getattr(env, "full_done_spec", None))
         return (yield from settle(env.reset(start)))
     return start
+
+
+def _on_host(env: Steppable, row: TensorDictBase, device: torch.device | str | int | None) -> Any:
+    """A step on the host, if it shall be stored there, and the env knows of a way that is better than leaf by leaf."""
+    bring = None if device is None or torch.device(device).type != "cpu" else getattr(env, "on_host", None)
+    return row if bring is None else bring(row)
 
 
 def _acted(act: Policy, td: TensorDictBase) -> Generator[Any, Any, TensorDictBase]:

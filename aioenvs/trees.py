@@ -19,7 +19,18 @@ from aioenvs.engine.metadata import INPUT, NEXT, ROOT
 from aioenvs.mdp import NestedKey
 from aioenvs.specs import Composite, NonTensor, StackedComposite, TensorSpec
 
-__all__ = ["Key", "Tree", "copied", "nested_key", "non_tensor", "owned", "plain", "region_trees"]
+__all__ = [
+    "Key",
+    "Tree",
+    "copied",
+    "exchanged",
+    "nested_key",
+    "non_tensor",
+    "owned",
+    "plain",
+    "region_trees",
+    "tensors_of",
+]
 
 Values = Mapping[Key, Any]
 
@@ -207,3 +218,29 @@ def plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value
     return value.tolist() if isinstance(value, NonTensorData | NonTensorStack) else value
+
+
+def tensors_of(td: TensorDictBase) -> list[torch.Tensor]:
+    """All tensors of a TensorDict; those of lazy stacks are new ones each time."""
+    return [value for value in td.values(True, True) if isinstance(value, torch.Tensor)]
+
+
+def exchanged(
+    td: TensorDictBase, tensors: Mapping[int, torch.Tensor], device: torch.device | None, otherwise: torch.device
+) -> TensorDictBase:
+    """The same TensorDict with other tensors.
+
+    Args:
+        td: The TensorDict.
+        tensors: These, by the ids of those in their place.
+        device: Of the new TensorDict.
+        otherwise: Where those go that are not exchanged, one by one, as those of lazy stacks.
+    """
+
+    def replace(value: Any) -> Any:
+        found = tensors.get(id(value))
+        return value.to(otherwise) if found is None else found
+
+    apply: Callable[..., Any] = td.apply
+    replaced: TensorDictBase = apply(replace, device=device)
+    return replaced

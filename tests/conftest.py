@@ -5,6 +5,7 @@ face           each kind of host in turn (see `faces.py`): this process, worker 
 process_face   the two of them that have worker processes
 async_face     envs in processes of both kinds, async
 any_loop       name it to run an async test on uvloop as well as on asyncio's own loop
+backend        a `device_backends.FakeBackend`; what the test still holds back is let through at its end
 gate           a `failing_envs.Gate`: an env can wait there, and the test lets it through
 no_leaks       (always on) fails a test that leaves processes, threads, descriptors or shared memory
 
@@ -28,6 +29,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from device_backends import FakeBackend
 from faces import ASYNC_PROCESS_FACES, FACES, PROCESS_FACES, Face
 from failing_envs import Gate
 from oracle import start_what_torchrl_shares
@@ -72,6 +74,13 @@ def _loop_factories() -> dict[str, Callable[[], Any]]:
 
         factories["uvloop"] = uvloop.new_event_loop
     return factories
+
+
+@pytest.fixture
+def backend() -> Iterator[FakeBackend]:
+    backend = FakeBackend()
+    yield backend
+    backend.end()
 
 
 @pytest.fixture

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from faces import Face, in_thread
+from failing_envs import CountingEnv, numbered
 
 from aioenvs.device import DeviceBackend
 
-__all__ = ["Copy", "FakeBackend"]
+__all__ = ["Copy", "FakeBackend", "are_actions", "counting", "waited_for", "watchmen_gone"]
 
 
 @dataclass(eq=False)
@@ -28,6 +31,7 @@ class Copy:
         nbytes: Of the source.
         ordered: Whether the caller's stream waits for it.
         waited: How often somebody waited for it.
+        error: Raised by those waits, once it is released.
     """
 
     kind: str
@@ -37,24 +41,28 @@ class Copy:
     ordered: bool = False
     waited: int = 0
     asked: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
 
     @property
     def nbytes(self) -> int:
         return self.source.nbytes
 
     def release(self) -> None:
-        """Do the copy."""
+        """Do the copy, unless it fails."""
         if not self.passed.is_set():
-            self.target.copy_(self.source)
+            if self.error is None:
+                self.target.copy_(self.source)
             self.passed.set()
 
     def done(self) -> bool:
-        return self.passed.is_set()
+        return self.passed.is_set() and self.error is None
 
     def wait(self) -> None:
         self.waited += 1
         self.asked.set()
         assert self.passed.wait(20), "nobody let the copy through"
+        if self.error is not None:
+            raise self.error
 
 
 class FakeBackend(DeviceBackend):
@@ -64,9 +72,17 @@ class FakeBackend(DeviceBackend):
         held: Whether copies wait for `release`; else they are done at once.
         fails: Raised by `pin`.
         pins: Whether memory can be pinned for it.
+        claims: Which tensors are on it besides those that came by a copy, or are made so by `hold`.
     """
 
-    def __init__(self, *, held: bool = False, fails: Exception | None = None, pins: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        held: bool = False,
+        fails: Exception | None = None,
+        pins: bool = True,
+        claims: Callable[[torch.Tensor], bool] = lambda tensor: False,
+    ) -> None:
         self.device = torch.device("cpu")
         self.pins = pins
         self.held = held
@@ -76,6 +92,8 @@ class FakeBackend(DeviceBackend):
         self.notes: list[str] = []
         self.staged: list[bool] = []
         self._held: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        self.claims = claims
+        self.fails_at: int | None = None  # which copy from it, counted from 1
         self.there: list[torch.Tensor] = []
 
     def hold(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -84,7 +102,8 @@ class FakeBackend(DeviceBackend):
         return tensor
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        return any(tensor is each for each in self.there)
+        there = [*self.there, *(copy.target for copy in self.into)]
+        return self.claims(tensor) or any(_is_in(tensor, each) for each in there)
 
     @property
     def into(self) -> list[Copy]:
@@ -93,7 +112,7 @@ class FakeBackend(DeviceBackend):
 
     @property
     def under_way(self) -> list[Copy]:
-        return [copy for copy in self.copies if not copy.done()]
+        return [copy for copy in self.copies if not copy.passed.is_set()]
 
     def next_held(self) -> Copy:
         """Wait for the next copy that is held."""
@@ -104,6 +123,12 @@ class FakeBackend(DeviceBackend):
         self.held = held
         for copy in self.copies:
             copy.release()
+
+    def end(self) -> None:
+        """Let all copies through, and forget them, since they look into the block."""
+        self.release()
+        self.copies.clear()
+        self._held = queue.SimpleQueue()
 
     def pin(self, memory: torch.Tensor) -> None:
         if self.fails is not None:
@@ -135,8 +160,55 @@ class FakeBackend(DeviceBackend):
     def _begin(self, kind: str, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, Copy]:
         copy = Copy(kind, source, target)
         self.copies.append(copy)
+        if kind == "out" and self.fails_at == len([each for each in self.copies if each.kind == "out"]):
+            copy.error = RuntimeError("device-side assert")
         if self.held:
             self._held.put(copy)
         else:
             copy.release()
         return target, copy
+
+
+def _is_in(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether it looks into the same memory."""
+    return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def are_actions(tensor: torch.Tensor) -> bool:
+    """Whether these are actions of `CountingEnv`, by their form."""
+    return tensor.dtype == torch.int64 and tensor.ndim == 1
+
+
+async def waited_for(copy: Copy) -> None:
+    """Wait until somebody waits for a copy."""
+    assert await in_thread(copy.asked.wait, 20)
+
+
+async def watchmen_gone() -> None:
+    """Wait for the threads that wait for copies on behalf of envs that are gone."""
+    for thread in threading.enumerate():
+        if thread.name == "aioenvs fences":
+            await in_thread(thread.join, 20)
+
+
+@asynccontextmanager
+async def counting(
+    face: Face,
+    backend: FakeBackend,
+    count: int = 2,
+    each: Mapping[int, Mapping[str, Any]] | None = None,
+    **options: Any,
+) -> AsyncIterator[Any]:
+    """Some `CountingEnv`s with results on a device, which have been reset.
+
+    Args:
+        face: Which class.
+        backend: The device.
+        count: How many.
+        each: What some of them are told besides their number.
+        **options: Of the class.
+    """
+    options["create_env_kwargs"] = numbered(count, each)
+    async with face.open(count, CountingEnv, device=backend, **options) as env:
+        await face.call(env.reset)
+        yield env

@@ -8,21 +8,23 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
-from device_backends import FakeBackend
+from device_backends import FakeBackend, counting, waited_for, watchmen_gone
 from faces import FACES, Face, acting, in_thread, masked, observed
 from failing_envs import CountingEnv, failing_factory, numbered
 from space_envs import EveryDtype
-from tensordict import NonTensorStack, TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from test_death import kill_and_reap
 from test_restarts import RESTART, kill_and_wait
 from torch_batches import differing
 
-from aioenvs import Anything, AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, Collector, ParallelEnv, SerialEnv
-from aioenvs.device import StagedBackend, Transfer, backend_of, checked_device, require_device
+from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
+from aioenvs.device import StagedBackend, backend_of, checked_device, require_device
 from aioenvs.engine import restarts
-from aioenvs.errors import AioEnvsError, ClosedError, PerformanceWarning, SpecMismatchError, WorkerDiedError
+from aioenvs.engine.pool import Timeouts
+from aioenvs.errors import AioEnvsError, ClosedError, PerformanceWarning, WorkerDiedError, WorkerTimeoutError
 from aioenvs.testing import CountingEnv as TorchCountingEnv
 from aioenvs.testing import DynamicShapeEnv, HeterogeneousCountingEnv, NestedCountingEnv, NonTensorEnv
+from aioenvs.transfer import Transfer
 
 over_classes = pytest.mark.parametrize("cls", [AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv])
 ASYNC_FACES = [face for face in FACES if face.is_async]
@@ -58,10 +60,8 @@ async def test_values_are_those_of_the_host(face: Face) -> None:
         assert differing(one, other) == []
 
 
-async def test_a_step_is_one_copy_to_the_device(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(3, CountingEnv, create_env_kwargs=numbered(3, {1: {"length": 2}}), device=backend) as env:
-        await face.call(env.reset)
+async def test_a_step_is_one_copy_to_the_device(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend, 3, {1: {"length": 2}}) as env:
         sizes = []
         for _ in range(4):
             before = len(backend.copies)
@@ -133,15 +133,9 @@ async def test_every_dtype_both_ways(cls: Any) -> None:
 # -- order ----------------------------------------------------------------------------------------------
 
 
-async def waited_for(copy: Any) -> None:
-    assert await in_thread(copy.asked.wait, 20)
-
-
 @over_async_faces
-async def test_no_slot_is_written_while_a_copy_of_it_is_under_way(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(3, CountingEnv, create_env_kwargs=numbered(3), device=backend) as env:
-        await env.reset()
+async def test_no_slot_is_written_while_a_copy_of_it_is_under_way(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend, 3) as env:
         backend.held = True
         first, _ = await env.step_and_maybe_reset(acting([1, 1, 1]))
         second, _ = await env.step_and_maybe_reset(acting([1, 1, 1]))  # the other slot
@@ -160,12 +154,10 @@ async def test_no_slot_is_written_while_a_copy_of_it_is_under_way(face: Face) ->
         assert (steps(second), steps(td)) == ([2, 2, 2], [3, 3, 3])
 
 
-async def test_plain_calls_wait_as_well(face: Face) -> None:
+async def test_plain_calls_wait_as_well(face: Face, backend: FakeBackend) -> None:
     if face.is_async:
         pytest.skip("for the plain ones")
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await face.call(env.reset)
+    async with counting(face, backend) as env:
         backend.held = True
         first = await face.call(env.step, acting([1, 1]))
         await face.call(env.step, acting([1, 1]))
@@ -180,10 +172,8 @@ async def test_plain_calls_wait_as_well(face: Face) -> None:
 
 
 @over_async_faces
-async def test_a_reset_and_a_view_wait_for_the_slot_too(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(3, CountingEnv, create_env_kwargs=numbered(3), device=backend) as env:
-        await env.reset()
+async def test_a_reset_and_a_view_wait_for_the_slot_too(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend, 3) as env:
         commands: list[Any] = [
             lambda: env.reset(masked("_reset", 3, [1])),
             lambda: env[1:2].step(acting([1])),
@@ -211,10 +201,8 @@ async def _sent_and_received(env: Any) -> Any:
 
 
 @over_async_faces
-async def test_whoever_gives_up_waiting_leaves_nothing_behind(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await env.reset()
+async def test_whoever_gives_up_waiting_leaves_nothing_behind(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend) as env:
         backend.held = True
         first, _ = await env.step_and_maybe_reset(acting([1, 1]))
         await env.step_and_maybe_reset(acting([1, 1]))
@@ -233,17 +221,70 @@ async def test_whoever_gives_up_waiting_leaves_nothing_behind(face: Face) -> Non
         assert [row[2:] for row in observed(td)] == [[3, 3], [3, 3]]  # the cancelled one never went out
 
 
-async def test_a_deadline_counts_the_wait(async_face: Face) -> None:
-    backend = FakeBackend()
-    async with async_face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await env.reset()
+async def test_whoever_waits_too_long_leaves_the_slot_alone(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend) as env:
+        backend.held = True
+        first = await face.call(env.step, acting([1, 1]))
+        await face.call(env.step, acting([1, 1]))
+        commands: list[Any] = [
+            lambda limit: face.call(env.step, acting([9, 9]), timeout=limit),
+            lambda limit: face.call(env[1:2].step_and_maybe_reset, acting([9]), timeout=limit),
+            lambda limit: face.call(env.reset, timeout=limit),
+            lambda limit: face.call(env.call, "close", timeout=limit),
+            lambda limit: face.call(env.set_seed, 1, timeout=limit),
+        ]
+        for command in commands:
+            with pytest.raises(WorkerTimeoutError, match=r"waited for a copy .* within 0.01 s \(timeout\)"):
+                await command(0.01)
+            assert not backend.copies[-1].done()
+        backend.release()
+        assert steps(first) == [1, 1]
+        assert [row[2:] for row in observed(await face.call(env.step, acting([1, 1])))] == [[3, 3], [3, 3]]
+
+
+async def test_a_deadline_for_every_step_counts_the_wait_too(process_face: Face, backend: FakeBackend) -> None:
+    face = process_face
+    async with counting(face, backend, step_timeout=20) as env:
         backend.held = True
         for _ in range(2):
-            await env.step_and_maybe_reset(acting([1, 1]))
-        with pytest.raises(AioEnvsError, match="did not answer step within"):
-            await env.step(acting([1, 1]), timeout=0.01)
+            await face.call(env.step, acting([1, 1]))
+        with pytest.raises(WorkerTimeoutError, match=r"within 0.01 s \(timeout\)") as caught:
+            await face.call(env.step, acting([1, 1]), timeout=0.01)
+        assert caught.value.env_index == (0, 1)
+        third = asyncio.ensure_future(face.call(env.step, acting([1, 1])))
+        await waited_for(backend.copies[-2])
         backend.release()
-        assert steps(await env.step(acting([1, 1]))) == [3, 3]
+        assert steps(await third) == [3, 3]
+
+
+async def test_restarted_envs_are_not_killed_for_a_device(process_face: Face, backend: FakeBackend) -> None:
+    face = process_face
+    async with counting(face, backend, **RESTART) as env:
+        backend.held = True
+        for _ in range(2):
+            await face.call(env.step, acting([1, 1]))
+        pids = env.pids
+        with pytest.raises(WorkerTimeoutError, match="waited for a copy"):
+            await face.call(env.step, acting([1, 1]), timeout=0.01)
+        backend.release()
+        assert steps(await face.call(env.step, acting([1, 1]))) == [3, 3]
+        assert env.pids == pids
+
+
+async def test_what_is_wanted_there_can_be_too_late(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend, non_blocking=False) as env:
+        await face.call(env.send, acting([1, 1]))
+        backend.held = True
+        with pytest.raises(WorkerTimeoutError, match="recv: envs 0-1 waited for a copy"):
+            await face.call(env.recv, 2, timeout=0.01)
+        backend.release()
+        td, _ = await face.call(env.recv, 2)
+        assert steps(td) == [1, 1]
+        backend.held = True
+        with pytest.raises(WorkerTimeoutError, match="step: envs 0-1 waited for a copy"):
+            await face.call(env.step, acting([1, 1]), timeout=0.01)
+        backend.release()
+        assert steps(await face.call(env.step, acting([1, 1]))) == [3, 3]
 
 
 async def test_a_copy_outlives_the_worker(process_face: Face) -> None:
@@ -282,56 +323,6 @@ async def test_a_restart_waits_for_copies(monkeypatch: pytest.MonkeyPatch) -> No
         assert (steps(first), steps(second), steps(lost), steps(root)) == ([1, 1], [2, 2], [2, 2], [0, 0])
 
 
-# -- actions --------------------------------------------------------------------------------------------
-
-
-@over_async_faces
-async def test_actions_are_awaited(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await env.reset()
-        backend.held = True
-        td = acting([3, 4])
-        backend.hold(td["action"])
-        task = asyncio.ensure_future(env.step(td))
-        copy = await in_thread(backend.next_held)
-        assert copy.kind == "out"
-        await waited_for(copy)
-        assert not task.done()
-        backend.release()
-        assert [row[3] for row in observed(await task)] == [3, 4]
-
-
-@over_async_faces
-async def test_who_is_cancelled_while_actions_come_has_asked_nobody(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await env.reset()
-        backend.held = True
-        td = acting([3, 4])
-        backend.hold(td["action"])
-        task = asyncio.ensure_future(env.step(td))
-        await waited_for(await in_thread(backend.next_held))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        backend.release()
-        assert [row[2:] for row in observed(await env.step(acting([5, 6])))] == [[1, 5], [1, 6]]
-
-
-@over_async_faces
-async def test_actions_that_do_not_fit_ask_nobody(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await env.reset()
-        for wrong in (torch.tensor([1, 5000]), torch.tensor([1.0, 2.0]), torch.tensor([1])):
-            td = TensorDict({"action": torch.zeros(2)}, [2])
-            td._tensordict["action"] = backend.hold(wrong)
-            with pytest.raises(SpecMismatchError):
-                await env.step(td)
-        assert steps(await env.step(acting([0, 0]))) == [1, 1]
-
-
 # -- the life of the block ------------------------------------------------------------------------------
 
 
@@ -351,10 +342,8 @@ async def test_the_block_is_pinned_once_and_unpinned_at_close(face: Face) -> Non
 
 
 @over_async_faces
-async def test_close_waits_for_copies(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await env.reset()
+async def test_close_waits_for_copies(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend) as env:
         backend.held = True
         first = await env.step(acting([1, 1]))
         (copy,) = backend.under_way
@@ -372,6 +361,51 @@ async def test_close_waits_for_copies(face: Face) -> None:
             await closing
         assert backend.notes == ["pin", "unpin"]
         assert steps(first) == [1, 1]
+
+
+async def test_close_does_not_wait_for_ever(face: Face, backend: FakeBackend, caplog: pytest.LogCaptureFixture) -> None:
+    async with counting(face, backend) as env:
+        own = env if face.is_async else env._env
+        own._running.pool.timeouts = Timeouts(close=0.2)
+        backend.held = True
+        first = await face.call(env.step, acting([1, 1]))
+        await face.call(env.close)
+        assert "were not done within 0.2 s (close_timeout)" in caplog.text
+        assert backend.notes == ["pin"]  # and the memory is there
+        backend.release()
+        await watchmen_gone()
+        assert backend.notes == ["pin", "unpin"]
+        assert steps(first) == [1, 1]
+
+
+async def test_forgotten_envs_keep_what_is_under_way(backend: FakeBackend) -> None:
+    env = ParallelEnv(2, CountingEnv, create_env_kwargs=numbered(2), num_processes=1, device=backend)
+    await in_thread(env.reset)
+    backend.held = True
+    first = await in_thread(env.step, acting([1, 1]))
+    holder = [env]
+    del env
+    with pytest.warns(ResourceWarning, match="was never closed"):
+        holder.clear()
+    assert backend.notes == ["pin"]
+    backend.release()
+    await watchmen_gone()
+    assert backend.notes == ["pin", "unpin"]
+    assert steps(first) == [1, 1]
+
+
+async def test_close_after_a_copy_that_failed(
+    face: Face, caplog: pytest.LogCaptureFixture, backend: FakeBackend
+) -> None:
+    async with counting(face, backend) as env:
+        backend.held = True
+        await face.call(env.step, acting([1, 1]))
+        backend.copies[-1].error = RuntimeError("device-side assert")
+        backend.release()
+        await face.call(env.close)
+    await watchmen_gone()  # who know the error, and so what it failed with
+    assert backend.notes == ["pin", "unpin"]
+    assert "failed: device-side assert" in caplog.text
 
 
 async def test_forgotten_envs_unpin_the_block() -> None:
@@ -413,10 +447,8 @@ async def test_what_cannot_be_pinned_is_copied_without(face: Face, error: Except
     assert backend.notes == []
 
 
-async def test_pinning_can_be_declined(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend, pin_memory=False) as env:
-        await face.call(env.reset)
+async def test_pinning_can_be_declined(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend, pin_memory=False) as env:
         assert steps(await face.call(env.step, acting([1, 1]))) == [1, 1]
     assert backend.notes == []
     assert not any(backend.staged)
@@ -458,10 +490,8 @@ async def test_they_can_move_while_they_run(face: Face) -> None:
     assert (one.notes, other.notes) == (["pin", "unpin"], [])
 
 
-async def test_one_can_ask_for_what_is_there(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend, non_blocking=False) as env:
-        await face.call(env.reset)
+async def test_one_can_ask_for_what_is_there(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend, non_blocking=False) as env:
         backend.held = True
         task = asyncio.ensure_future(face.call(env.step, acting([1, 1])))
         copy = await in_thread(backend.next_held)
@@ -471,10 +501,8 @@ async def test_one_can_ask_for_what_is_there(face: Face) -> None:
         assert steps(await task) == [1, 1]
 
 
-async def test_loans_have_no_effect_on_what_crosses(face: Face) -> None:
-    backend = FakeBackend()
-    async with face.open(2, CountingEnv, create_env_kwargs=numbered(2), device=backend) as env:
-        await face.call(env.reset)
+async def test_loans_have_no_effect_on_what_crosses(face: Face, backend: FakeBackend) -> None:
+    async with counting(face, backend) as env:
         rows = [await face.call(env.step, acting([1, 1]), copy=False) for _ in range(4)]
         assert [steps(td) for td in rows] == [[step, step] for step in (1, 2, 3, 4)]
 
@@ -567,9 +595,14 @@ def test_gradients_flow_through() -> None:
 def test_tensors_come_back_in_one_copy() -> None:
     crossing, backend = transfer()
     tensors = [torch.randn(3, 1).to(dtype) for dtype in DTYPES] + [torch.tensor(True), torch.randn(2, 3).t()]
+    for tensor in tensors[::2]:
+        backend.hold(tensor)
     fetched, fence = crossing.fetch(tensors)
     assert fence.done()
     assert [copy.kind for copy in backend.copies] == ["out"]
+    assert all(new is old for new, old in zip(fetched[1::2], tensors[1::2], strict=True))  # which were here
+    assert crossing.fetch(tensors[1::2])[1].done()
+    assert len(backend.copies) == 1
     for old, new in zip(tensors, fetched, strict=True):
         torch.testing.assert_close(new, old)
 
@@ -596,122 +629,3 @@ def test_staged_copies_are_done_at_once() -> None:
     target = torch.zeros(8, dtype=torch.uint8)
     assert backend.copy_out([copy[:4], copy[4:]], target).done()
     assert target.tolist() == list(range(8))
-
-
-# -- collectors -----------------------------------------------------------------------------------------
-
-
-class Doubling(torch.nn.Module):
-    """Acts by what it observes, and adds something of its own."""
-
-    in_keys = ("observation",)
-    out_keys = ("action", "value")
-
-    def __init__(self, backend: FakeBackend, *, in_place: bool) -> None:
-        super().__init__()
-        self.backend = backend
-        self.in_place = in_place
-
-    def forward(self, td: TensorDictBase) -> TensorDictBase:
-        if self.in_place:
-            td["observation"].add_(1)
-        td["action"] = self.backend.hold(td["observation"][..., 2] * 2)
-        return td.set("value", self.backend.hold(td["observation"][..., :1].float()))
-
-
-@pytest.mark.parametrize("min_get", [None, 2])
-@pytest.mark.parametrize("in_place", [True, False])
-async def test_a_policy_elsewhere_gets_one_copy_and_returns_what_it_changed(
-    min_get: int | None, in_place: bool
-) -> None:
-    there = FakeBackend()
-    async with AsyncSerialEnv(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
-        policy = Doubling(there, in_place=in_place)
-        source = AsyncCollector(env, policy, frames_per_batch=6, policy_device=there, min_get=min_get)
-        batch = await source.next()
-        own = batch if min_get is None else batch[batch["env_index"] == 1]
-        assert own["action"].flatten().unique().tolist() == [2 * (step + in_place) for step in range(3)]
-        assert own["observation"][..., 2].flatten().unique().tolist() == [step + in_place for step in range(3)]
-        kinds = [copy.kind for copy in there.copies]
-        assert kinds == ["in", "out"] * (len(kinds) // 2)
-        outs = [copy.nbytes for copy in there.copies if copy.kind == "out"]
-        assert (max(outs) > 2 * (8 + 4)) == in_place  # else only the actions, int64, and the values, float32
-        await source.shutdown()
-
-
-def say(td: TensorDictBase) -> TensorDictBase:
-    return td.set("action", NonTensorStack("a", "abc"))
-
-
-class ListeningEnv:
-    """Rewards the length of what it is told."""
-
-    observation_space = gym.spaces.Box(-1, 1, (2,))
-    action_space = Anything()
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        return self.observation_space.sample(), {}
-
-    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return self.observation_space.sample(), float(len(action)), False, False, {}
-
-
-async def test_a_policy_elsewhere_may_change_no_tensor() -> None:
-    there = FakeBackend()
-    async with AsyncSerialEnv(2, ListeningEnv) as env:
-        source = AsyncCollector(env, say, frames_per_batch=4, policy_device=there)
-        batch = await source.next()
-        assert batch["next", "reward"][..., 0].tolist() == [[1, 1], [3, 3]]
-        assert {copy.kind for copy in there.copies} == {"in"}
-        await source.shutdown()
-
-
-@pytest.mark.parametrize("in_place", [True, False])
-async def test_a_policy_elsewhere_in_inference_mode(in_place: bool) -> None:
-    there = FakeBackend()
-    async with AsyncSerialEnv(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
-        source = AsyncCollector(env, Doubling(there, in_place=in_place), frames_per_batch=6, policy_device=there)
-        with torch.inference_mode():
-            batch = await source.next()
-        assert batch["action"][0].tolist() == [2 * (step + in_place) for step in range(3)]
-        assert batch["observation"][0, :, 2].tolist() == [step + in_place for step in range(3)]
-        await source.shutdown()
-
-
-async def test_a_policy_elsewhere_does_not_block_the_loop() -> None:
-    there = FakeBackend(held=True)
-    async with AsyncSerialEnv(2, CountingEnv) as env:
-        policy = Doubling(there, in_place=False)
-        source = AsyncCollector(env, policy, frames_per_batch=2, policy_device=there)
-        task = asyncio.ensure_future(source.next())
-        (await in_thread(there.next_held)).release()
-        copy = await in_thread(there.next_held)
-        assert copy.kind == "out"
-        await waited_for(copy)
-        assert not task.done()
-        there.release()
-        assert (await task)["action"].tolist() == [[0], [0]]
-        await source.shutdown()
-
-
-@pytest.mark.parametrize("min_get", [None, 1])
-async def test_batches_elsewhere_are_one_copy_a_step(min_get: int | None) -> None:
-    there = FakeBackend()
-    async with AsyncSerialEnv(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
-        source = AsyncCollector(env, None, frames_per_batch=6, storing_device=there, min_get=min_get)
-        batch = await source.next()
-        assert len(there.copies) == 3
-        own = batch if min_get is None else batch[batch["env_index"] == 1]
-        assert own["next", "observation"][..., 2].flatten().unique().tolist() == [1, 2, 3]
-        await source.shutdown()
-
-
-def test_a_plain_collector_waits_for_a_policy_elsewhere() -> None:
-    there = FakeBackend()
-    with Collector(
-        ParallelEnv(2, CountingEnv, num_processes=1),
-        Doubling(there, in_place=False),
-        frames_per_batch=4,
-        policy_device=there,
-    ) as source:
-        assert source.next()["action"].tolist() == [[0, 2], [0, 2]]

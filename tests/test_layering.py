@@ -41,6 +41,7 @@ LAYERS = (
     ("aioenvs.spaces", "aioenvs.trees"),
     ("aioenvs.rollout", "aioenvs.envs"),
     ("aioenvs.device",),
+    ("aioenvs.transfer",),
     ("aioenvs.batched",),
     ("aioenvs.collectors", "aioenvs.integrations", "aioenvs.testing"),
     ("aioenvs",),  # the lazy root: whoever imports it can reach every face

@@ -247,7 +247,7 @@ class AsyncEnvs(AsyncSteps):
             pool.release(lease)
         outcome.raise_failure()
         (values,) = scope.placed(values)
-        await scope.whole.arrived()
+        await scope.whole.arrived(lease)
         return scope.results.after_reset(tensordict, rows, values)
 
     async def maybe_reset(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> TensorDictBase:

@@ -18,7 +18,6 @@ from tensordict import NonTensorData, TensorDictBase
 from aioenvs.batched.inputs import InputLeaf, Inputs, Rows, mismatch, missing, selector
 from aioenvs.batched.ledger import Ledger
 from aioenvs.batched.reader import Lent, Reader
-from aioenvs.device import Transfer
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
@@ -27,6 +26,7 @@ from aioenvs.engine.spaces import Objects, is_outside
 from aioenvs.errors import SpecMismatchError
 from aioenvs.specs import NonTensor
 from aioenvs.storage import array_of
+from aioenvs.transfer import Transfer
 from aioenvs.trees import Key, Tree, copied, nested_key, non_tensor, plain
 
 __all__ = ["Exchange", "Rows", "Values"]
@@ -42,15 +42,25 @@ class Exchange:
         members: Which of its envs, by their place in it, in the order of the batch; None for all.
         trees: Where the leaves are in a TensorDict of the batch.
         device: From where inputs may come, besides the CPU.
+        ships: Whether inputs without a place in the block are sent to another process, rather than handed over.
     """
 
-    def __init__(self, ledger: Ledger, members: Rows, trees: Mapping[str, Tree], device: torch.device | None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        members: Rows,
+        trees: Mapping[str, Tree],
+        device: torch.device | None,
+        *,
+        ships: bool = False,
+    ) -> None:
         family = ledger.family
         self._ledger = ledger
         self._members = members
         self._all = selector(members)
         self._trees = trees
         self._device = device
+        self._ships = ships
         self._turns = ledger.turns
         self.envs = family.envs if members is None else tuple(family.envs[member] for member in members)
         self._places = range(len(self.envs)) if members is None else members.tolist()
@@ -80,23 +90,25 @@ class Exchange:
 
     def elsewhere(
         self, td: TensorDictBase, entries: Mapping[str, Any], holds: Callable[[torch.Tensor], bool]
-    ) -> dict[Key, torch.Tensor]:
-        """The inputs with a place in the block that a device holds, rather than the host.
+    ) -> dict[Any, torch.Tensor]:
+        """The inputs that a device holds and the host has to have: all but objects that are handed over as they are.
 
         Args:
             td: What the step was given.
             entries: Its entries.
             holds: Whether the device has a tensor.
         """
-        found = ((leaf.key, leaf.elsewhere(td, entries)) for leaf in self._inputs)
-        return {key: value for key, value in found if isinstance(value, torch.Tensor) and holds(value)}
+        found = (item for leaf in self._inputs for item in leaf.given(td, entries, objects=self._ships).items())
+        return {place: value for place, value in found if isinstance(value, torch.Tensor) and holds(value)}
 
     def check_inputs(
         self,
         td: TensorDictBase,
         entries: Mapping[str, Any],
         rows: Rows,
-        fetched: Mapping[Key, torch.Tensor] = {},
+        fetched: Mapping[Any, torch.Tensor] = {},
+        *,
+        arrived: bool = True,
     ) -> Inputs:
         """The whole batch of inputs, checked; nothing is written yet.
 
@@ -104,15 +116,25 @@ class Exchange:
             td: What the step was given.
             entries: Its entries.
             rows: Which envs are to step; what the others' values are does not matter.
-            fetched: Those of them that were elsewhere.
+            fetched: Those of them that were `elsewhere`.
+            arrived: Whether these are here; else `check_arrived` is to be called when they are.
 
         Raises:
             SpecMismatchError: If a key is missing, or a value has the wrong shape, dtype, device or range.
         """
-        values: Inputs = {leaf.key: leaf.check(td, entries, rows, fetched.get(leaf.key)) for leaf in self._inputs}
+        values: Inputs = {leaf.key: leaf.check(td, entries, rows, fetched, arrived=arrived) for leaf in self._inputs}
         for key in self._ledger.input_objects:
             values[key] = self._object_list(td, key, rows)
         return values
+
+    def check_arrived(self, values: Inputs) -> None:
+        """Check what of inputs could not be looked at before, for all envs.
+
+        Raises:
+            SpecMismatchError: If a value has the wrong range.
+        """
+        for leaf in self._inputs:
+            leaf.check_arrived(values[leaf.key])
 
     def check_root(self, td: TensorDictBase) -> None:
         """Refuse root entries that rows which are not asked could not keep, or envs that are reset could not take.
@@ -179,7 +201,11 @@ class Exchange:
         loose = self._loose[INPUT]
         if not loose:
             return None
-        return {self.envs[row]: {key: values[key][row] for key in loose} for row in self._indices(rows)}
+        return {self.envs[row]: {key: self._alone(values[key][row]) for key in loose} for row in self._indices(rows)}
+
+    def _alone(self, value: Any) -> Any:
+        """One env's part of an input, without the rest of the memory that it is in, which would be sent along."""
+        return value.clone() if self._ships and isinstance(value, torch.Tensor) else value
 
     def share(self, values: Inputs, row: int) -> Inputs:
         """What of checked inputs is for one env, for whoever exchanges with it alone."""

@@ -16,9 +16,10 @@ from aioenvs.specs import TensorSpec
 from aioenvs.storage import array_of
 from aioenvs.trees import Key, Tree, nested_key
 
-__all__ = ["Bounds", "InputLeaf", "Inputs", "Rows", "mismatch", "missing", "selector"]
+__all__ = ["Bounds", "InputLeaf", "Inputs", "Place", "Rows", "mismatch", "missing", "selector"]
 
 Rows = NDArray[np.intp] | None  # None means all of them
+Place = Key | tuple[Key, int]  # of an input of all envs, or of one of them, by its row
 Inputs = dict[Key, Any]  # an array or tensor for all envs, or a list with one value per env
 
 
@@ -87,15 +88,29 @@ class InputLeaf:
         self._native = target is not None and torch.from_numpy(np.zeros(0, target.dtype)).dtype is spec.dtype
         self._bounds = bounds
 
-    def elsewhere(self, td: TensorDictBase, entries: Mapping[str, Any]) -> Any:
-        """What was given for a place in the block, whatever it is; None for other values."""
-        if self._target is None:
-            return None
+    def given(self, td: TensorDictBase, entries: Mapping[str, Any], *, objects: bool) -> dict[Place, Any]:
+        """What was given, whatever it is.
+
+        Args:
+            td: What the step was given.
+            entries: Its entries.
+            objects: Whether that is wanted, too, which has no place in the block.
+        """
+        if self._target is None and not objects:
+            return {}
+        if self._varies:
+            return {(self.key, row): self._tree.get(part, self.key) for row, part in enumerate(td.unbind(0))}
         value = entries.get(self._name)
-        return self._tree.get(td, self.key) if value is None else value
+        return {self.key: self._tree.get(td, self.key) if value is None else value}
 
     def check(
-        self, td: TensorDictBase, entries: Mapping[str, Any], rows: Rows, fetched: torch.Tensor | None = None
+        self,
+        td: TensorDictBase,
+        entries: Mapping[str, Any],
+        rows: Rows,
+        fetched: Mapping[Any, torch.Tensor] = {},
+        *,
+        arrived: bool = True,
     ) -> Any:
         """The value for all envs: an array if it has a place in the block, else a tensor, or a list of them.
 
@@ -103,15 +118,20 @@ class InputLeaf:
             td: What the step was given.
             entries: Its entries.
             rows: Which envs are to step.
-            fetched: The value, if it was elsewhere.
+            fetched: What was elsewhere, by what `given` calls it.
+            arrived: Whether that is here; else it is only looked at by `check_arrived`.
 
         Raises:
             SpecMismatchError: If it is missing, or has the wrong shape, dtype, device or range.
         """
         if self._varies:
             asked = range(len(self._envs)) if rows is None else rows.tolist()
-            return [self._check_one(part) if row in asked else None for row, part in enumerate(td.unbind(0))]
-        value = entries.get(self._name) if fetched is None else fetched
+            return [
+                self._check_one(part, fetched.get((self.key, row))) if row in asked else None
+                for row, part in enumerate(td.unbind(0))
+            ]
+        own = fetched.get(self.key) if fetched else None
+        value = entries.get(self._name) if own is None else own
         if value is None:
             value = self._tree.get(td, self.key)
         if not isinstance(value, torch.Tensor):
@@ -129,12 +149,24 @@ class InputLeaf:
         if value.requires_grad or value.is_neg() or value.is_conj():
             return array_of(value)  # integers, which alone have bounds, are none of these
         array: NDArray[Any] = value.numpy()
-        if self._bounds is not None and array.size:
+        if self._bounds is not None and array.size and (arrived or own is None):
             self._check_range(array, self._bounds, rows)
         return array
 
-    def _check_one(self, td: TensorDictBase) -> torch.Tensor:
-        value = self._tree.get(td, self.key)
+    def check_arrived(self, value: Any) -> None:
+        """Check what could not be looked at before, of all envs.
+
+        Args:
+            value: What `check` returned.
+
+        Raises:
+            SpecMismatchError: If it has the wrong range.
+        """
+        if self._bounds is not None and isinstance(value, np.ndarray) and value.size:
+            self._check_range(value, self._bounds, None)
+
+    def _check_one(self, td: TensorDictBase, fetched: torch.Tensor | None) -> torch.Tensor:
+        value = self._tree.get(td, self.key) if fetched is None else fetched
         if not isinstance(value, torch.Tensor):
             raise missing(td, self.key, value)
         sizes = zip(self._shape[1:], value.shape, strict=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from aioenvs.batched.exchange import Exchange, Rows, Values
 from aioenvs.batched.inputs import Inputs
 from aioenvs.batched.reader import placed
-from aioenvs.device import Transfer
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.spaces import Objects
+from aioenvs.transfer import Transfer
 from aioenvs.trees import Key
 
 __all__ = ["LazyExchange"]
@@ -38,20 +38,38 @@ class LazyExchange:
             place: env for places, part in parts for place, env in zip(places.tolist(), part.envs, strict=True)
         }
 
-    def elsewhere(self, *_: Any) -> dict[Key, torch.Tensor]:
-        """None: those of a lazy stack are fetched one by one."""
-        return {}
+    def elsewhere(
+        self, td: TensorDictBase, _: Mapping[str, Any], holds: Callable[[torch.Tensor], bool]
+    ) -> dict[Any, torch.Tensor]:
+        """See `Exchange.elsewhere`; of which family each is comes first in its place."""
+        return {
+            (number, place): value
+            for number, (own, part) in enumerate(self._split(td))
+            for place, value in part.elsewhere(own, {}, holds).items()
+        }
 
     def check_inputs(
         self,
         td: TensorDictBase,
         entries: Mapping[str, Any],
         rows: Rows,
-        fetched: Mapping[Key, torch.Tensor] = {},
+        fetched: Mapping[Any, torch.Tensor] = {},
+        *,
+        arrived: bool = True,
     ) -> list[Inputs]:
         """The inputs of each family, checked; see `Exchange.check_inputs`."""
-        shares = zip(self._split(td), self._local(rows), strict=True)
-        return [part.check_inputs(own, {}, local) for (own, part), (local, _) in shares]
+        shares: list[dict[Any, torch.Tensor]] = [{} for _ in self._parts]
+        for (number, place), value in fetched.items():
+            shares[number][place] = value
+        return [
+            part.check_inputs(own, {}, local, share, arrived=arrived)
+            for (own, part), (local, _), share in zip(self._split(td), self._local(rows), shares, strict=True)
+        ]
+
+    def check_arrived(self, values: Sequence[Inputs]) -> None:
+        """See `Exchange.check_arrived`."""
+        for own, (_, part) in zip(values, self._parts, strict=True):
+            part.check_arrived(own)
 
     def check_root(self, td: TensorDictBase) -> None:
         """See `Exchange.check_root`."""

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from aioenvs.batched.exchange import Exchange
 from aioenvs.batched.inputs import Inputs
 from aioenvs.batched.lazy import LazyExchange
+from aioenvs.batched.outgoing import Arrival
 from aioenvs.batched.sent import Sent
 from aioenvs.engine.deadlines import check_seconds, done_within
 from aioenvs.engine.failure import attributed
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.pool import Lease, Pool, Steps
+from aioenvs.engine.pool import Lease, Pool, Steps, closed_meanwhile
 from aioenvs.engine.portal import Immediate
 from aioenvs.engine.spaces import Objects
 from aioenvs.errors import AioEnvsError, ConcurrencyError, WorkerError, WorkerTimeoutError, describe_envs
@@ -43,6 +44,7 @@ class Ticket:
         root: The root for the next step.
         error: Why there is neither.
         task: What awaits the answer.
+        waits: Whether it was not sent yet, since something has to be waited for first.
     """
 
     env: int
@@ -55,6 +57,7 @@ class Ticket:
     root: Any = None
     error: BaseException | None = None
     task: asyncio.Task[Outcome] | None = None
+    waits: bool = False
 
 
 @dataclass(eq=False)
@@ -95,7 +98,13 @@ class Outbox:
     # -- out --------------------------------------------------------------------------------------------
 
     def send(
-        self, lease: Lease, scopes: Sequence[Scope], sent: Sent, exchange: Exchange | LazyExchange, inputs: Any
+        self,
+        lease: Lease,
+        scopes: Sequence[Scope],
+        sent: Sent,
+        exchange: Exchange | LazyExchange,
+        inputs: Any,
+        arrival: Arrival | None = None,
     ) -> None:
         """Let some envs take their steps.
 
@@ -105,6 +114,7 @@ class Outbox:
             sent: What they were sent.
             exchange: Stores what all of them are given.
             inputs: That, checked.
+            arrival: What has to come before it can be stored; None if it is here.
 
         Raises:
             Exception: If an input cannot be sent; nothing was sent then, and the lease has ended.
@@ -114,9 +124,11 @@ class Outbox:
         try:
             for row, scope in enumerate(scopes):
                 own = lease._replace(selection=scope.everything, command="send")
-                tickets.append(Ticket(int(scope.envs[0]), scope, own, sent, row))
-            if lease.waits:
-                steps = [self._begin_later(ticket, exchange.share(inputs, row)) for row, ticket in enumerate(tickets)]
+                waits = lease.waits or arrival is not None
+                tickets.append(Ticket(int(scope.envs[0]), scope, own, sent, row, waits=waits))
+            if lease.waits or arrival is not None:
+                shares = [exchange.share(inputs, row) for row in range(len(tickets))]
+                steps = [self._begin_later(*own, arrival) for own in zip(tickets, shares, strict=True)]
             else:
                 exchange.decide(None)
                 steps = self._begin(tickets, exchange.write_inputs(inputs, None))
@@ -140,11 +152,14 @@ class Outbox:
                 ticket.known = ticket.scope.exchange.latest()
         return self._pool.step_each([ticket.lease for ticket in tickets], objects, maybe_reset=True)
 
-    async def _begin_later(self, ticket: Ticket, share: Inputs) -> Outcome:
-        """Send the step of an env once it is ready."""
+    async def _begin_later(self, ticket: Ticket, share: Inputs, arrival: Arrival | None) -> Outcome:
+        """Send the step of an env once it is ready, and what it is given has arrived."""
+        if arrival is not None:
+            await arrival.wait(ticket.lease)
         ticket.lease = await self._pool.ready(ticket.lease)
         ticket.scope.exchange.decide(None)
         (steps,) = self._begin([ticket], ticket.scope.exchange.write_share(share))
+        ticket.waits = False
         return await steps
 
     def _follow(self, ticket: Ticket, steps: Steps) -> None:
@@ -161,7 +176,9 @@ class Outbox:
 
     def _done(self, ticket: Ticket, task: asyncio.Task[Outcome]) -> None:
         ticket.task = None
-        if task.cancelled():
+        if task.cancelled() and self._pool.slots.closed:
+            ticket.error = closed_meanwhile({ticket.env})
+        elif task.cancelled():
             ticket.error = AioEnvsError(f"the step of env {ticket.env} was cancelled together with all tasks around it")
         elif (error := task.exception()) is not None:
             ticket.error = error
@@ -266,29 +283,32 @@ class Outbox:
         """Wait for the tasks, which end when the pool is closed; those of another loop are that one's own."""
         self.discard()
         here = asyncio._get_running_loop()
-        tasks = [task for task in self._tasks if task.get_loop() is here]
-        if tasks:
-            await asyncio.wait(tasks)
+        tickets = [(ticket, task) for ticket, task in self._under_way if task.get_loop() is here]
+        for ticket, task in tickets:
+            if ticket.waits:  # perhaps for a device, which need not end at all
+                task.cancel()
+        if tickets:
+            await asyncio.wait([task for _, task in tickets])
 
     def discard(self) -> None:
         """Say goodbye to the tasks of a loop that was closed over them, where they can never end."""
-        for task in self._tasks:
+        for _, task in self._under_way:
             if task.get_loop().is_closed():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 with contextlib.suppress(RuntimeError):  # what they wait for wants to tell the loop
                     task.get_coro().close()
 
     @property
-    def _tasks(self) -> list[asyncio.Task[Outcome]]:
-        return [ticket.task for ticket in self._sent.values() if ticket.task is not None]
+    def _under_way(self) -> list[tuple[Ticket, asyncio.Task[Outcome]]]:
+        return [(ticket, ticket.task) for ticket in self._sent.values() if ticket.task is not None]
 
 
 def _raise(failed: Sequence[Ticket]) -> None:
-    """Raise the error of the lowest env; it mentions the others. The end of a worker is one error for all its envs."""
+    """Raise the error of the lowest env; it mentions the others. One that several envs share is one error for them."""
     distinct: dict[str, tuple[int, Any]] = {}
     for ticket in sorted(failed, key=lambda ticket: ticket.env):
         error = ticket.error
-        name = str(error) if isinstance(error, WorkerError) else f"env {ticket.env}"
+        name = str(error) if isinstance(error, WorkerError) else str(id(error))
         distinct.setdefault(name, (ticket.env, error))
     if len(distinct) == 1:
         raise next(iter(distinct.values()))[1]

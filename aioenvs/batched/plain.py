@@ -197,6 +197,11 @@ class BatchedEnvBase(Forwarding):
         result: tuple[TensorDictBase, TensorDictBase] = self._run(steps)
         return result
 
+    @documented_by(AsyncSteps.on_host)
+    def on_host(self, tensordict: TensorDictBase) -> TensorDictBase:
+        result: TensorDictBase = self._run(self._env.on_host(tensordict))
+        return result
+
     @property
     def outstanding(self) -> tuple[int, ...]:
         """The envs that were sent a step which was not received yet, in the order in which they were sent."""
@@ -204,13 +209,7 @@ class BatchedEnvBase(Forwarding):
 
     @documented_by(AsyncSteps.send)
     def send(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> None:
-        self._run(self._send(tensordict, timeout))
-
-    async def _send(self, tensordict: TensorDictBase, timeout: float | None) -> None:
-        scope = self._env._running_scope
-        if scope is not None:
-            await scope.pool.enter_loop("send")
-        self._env.send(tensordict, timeout=timeout)
+        self._run(self._env._send(tensordict, timeout))
 
     @documented_by(AsyncSteps.recv)
     def recv(

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from aioenvs.batched.inputs import Rows, selector
 from aioenvs.batched.ledger import Ledger
-from aioenvs.device import Transfer, typed
 from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import IN_ROOT, NEXT, ROOT, SLOTS
+from aioenvs.transfer import Transfer, typed
 from aioenvs.trees import Key
 
 __all__ = ["Lent", "Reader", "placed"]

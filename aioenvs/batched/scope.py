@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.batched.exchange import Exchange, Rows, Values
 from aioenvs.batched.lazy import LazyExchange
@@ -19,14 +20,16 @@ from aioenvs.batched.outbox import Outbox
 from aioenvs.batched.reader import placed
 from aioenvs.batched.results import DenseResults, LazyResults, Results
 from aioenvs.batched.signature import Signature, common_device
-from aioenvs.device import DeviceBackend, Transfer, backend_of, checked_device
-from aioenvs.engine.deadlines import outlast
+from aioenvs.device import DeviceBackend, Fence, backend_of, checked_device
 from aioenvs.engine.host import Outcome
-from aioenvs.engine.pool import Pool, Selection
+from aioenvs.engine.pool import Lease, Pool, Selection
 from aioenvs.envs.described import NestedKey, SpecIndex
-from aioenvs.trees import Tree, region_trees
+from aioenvs.transfer import Transfer
+from aioenvs.trees import Tree, exchanged, region_trees, tensors_of
 
 __all__ = ["Look", "Running", "Scope"]
+
+logger = logging.getLogger("aioenvs")
 
 T = TypeVar("T")
 MAX_SCOPES = 1024  # choices of envs, and looks of a batch, that are remembered
@@ -89,6 +92,37 @@ class Scope:
         if outcome.lost:
             following = exchange.with_losses(following, known, self.rows(outcome.lost), outcome)
         return following, exchange.root_result(following, outcome, lends=lends) if maybe_reset else None
+
+    def fetch(self, td: TensorDictBase, entries: Mapping[str, Any]) -> tuple[dict[Any, torch.Tensor], Fence] | None:
+        """Begin to bring those inputs of a step here that are on the device of the results.
+
+        Returns:
+            What they will be when the fence has passed, as `Exchange.check_inputs` takes them; None if none is there.
+        """
+        crossing, exchange = self.whole.crossing, self.exchange
+        if crossing is None:
+            return None
+        assert crossing.backend is not None
+        there = exchange.elsewhere(td, entries, crossing.backend.holds)
+        if not there:
+            return None
+        tensors, fence = crossing.fetch(list(there.values()))
+        return dict(zip(there, tensors, strict=True)), fence
+
+    async def at_home(self, td: TensorDictBase) -> TensorDictBase:
+        """A TensorDict of results on the host: in one copy, as far as there is one tensor for each key.
+
+        Cancelling it loses nothing.
+        """
+        crossing = self.whole.crossing
+        if crossing is None or type(td) is not TensorDict:
+            host: TensorDictBase = td.to("cpu")
+            return host
+        own = tensors_of(td)
+        tensors, fence = crossing.home(own)
+        await self.pool.passed([fence])
+        here = {id(old): new for old, new in zip(own, tensors, strict=True)}
+        return exchanged(td, here, torch.device("cpu"), torch.device("cpu"))
 
     def placed(self, *results: Any) -> tuple[Any, ...]:
         """Results where the caller wants them, of which the envs have no part any more."""
@@ -153,24 +187,47 @@ class Running:
         self.device = checked_device(device) if backend is None else backend.device
         return backend
 
-    async def arrived(self) -> None:
-        """Wait for what crosses, if the caller wants it to be there in any case rather than for its own stream."""
+    async def arrived(self, lease: Lease | None = None) -> None:
+        """Wait for what crosses, if the caller wants it to be there in any case rather than for its own stream.
+
+        Args:
+            lease: For what.
+
+        Raises:
+            WorkerTimeoutError: If that takes longer than it may.
+        """
         if self._waits and self.transfer.pending:
-            await self.pool.passed(self.transfer.pending)
+            await self.pool.passed(self.transfer.pending, lease)
 
     async def finish(self) -> None:
-        """Wait for what crosses, also while being cancelled, and give back what that takes."""
-        pending, pool = self.transfer.pending, self.pool
+        """Wait for what crosses, as long as closing may take, and also while being cancelled; then `discard`."""
+        pending, seconds = self.transfer.pending, self.pool.timeouts.close
+        over = False
         try:
-            if pending and pool.suspends and pool.shares_loop:
-                await outlast(asyncio.ensure_future(pool.passed(pending)))
+            over = not pending or await self.pool.watchman.outlasted(pending, seconds)
+            if not over:
+                logger.warning(
+                    "copies between %d envs and %s were not done within %s s (close_timeout): the memory is kept, and "
+                    "pinned, until they are",
+                    self.pool.num_envs,
+                    self.device,
+                    seconds,
+                )
         finally:
-            self.discard()
+            self.discard(over=over)
 
-    def discard(self) -> None:
-        """The same at once, and from any thread."""
-        self.transfer.close()
-        self.pool.stop_watching()
+    def discard(self, *, over: bool = False) -> None:
+        """Give back what crossing takes, from any thread; for what is still under way that is kept until it is done.
+
+        Args:
+            over: Whether it is known that nothing is.
+        """
+        watchman = self.pool.watchman
+        if not over and self.transfer.pending:
+            watchman.afterwards(self.transfer.pending, lambda _: self.transfer.close())
+        else:
+            self.transfer.close()
+        watchman.close()
 
     def place(self, device: torch.device | DeviceBackend) -> None:
         """Bring results to another device from now on."""
@@ -184,9 +241,9 @@ class Running:
 
     def _scope(self, envs: tuple[int, ...]) -> Scope:
         indices = np.array(envs, np.intp)
-        look = self.look(envs)
+        look, ships = self.look(envs), self.pool.ships
         parts = [
-            (places, Exchange(ledger, _members(ledger, indices[places].tolist()), trees, self.device))
+            (places, Exchange(ledger, _members(ledger, indices[places].tolist()), trees, self.device, ships=ships))
             for (ledger, places), trees in zip(self._families(envs), look.trees, strict=True)
         ]
         exchange = LazyExchange(parts) if look.signature.is_lazy else parts[0][1]

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from aioenvs.batched.calls import AsyncCalls
-from aioenvs.batched.requests import check_next, check_size, check_unlocked, index_of, named_envs, step_rows
+from aioenvs.batched.outgoing import Outgoing, entries_of
+from aioenvs.batched.requests import check_next, check_size, check_unlocked, index_of, step_rows
 from aioenvs.batched.scope import Scope
-from aioenvs.batched.sent import Sent, gathered
-from aioenvs.batched.signature import Signature
-from aioenvs.device import Transfer
+from aioenvs.batched.sent import gathered
+from aioenvs.engine.deadlines import Deadline
 from aioenvs.engine.host import Outcome
+from aioenvs.engine.pool import Lease
 from aioenvs.errors import AioEnvsError
-from aioenvs.trees import Key
 
 __all__ = ["AsyncSteps"]
 
@@ -83,6 +83,20 @@ class AsyncSteps(AsyncCalls):
         assert root is not None
         return tensordict, root
 
+    async def on_host(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Results on the host: those of a `device` come back as one copy, without keeping the event loop waiting.
+
+        Cancelling it changes nothing.
+
+        Args:
+            tensordict: Of any shape, such as `step` returned it.
+
+        Returns:
+            The same TensorDict if no results of these envs go to a device, else another one.
+        """
+        scope = await self._scope()
+        return tensordict if scope.whole.crossing is None else await scope.at_home(tensordict)
+
     async def _advance(
         self, td: TensorDictBase, *, maybe_reset: bool, copy: bool, timeout: float | None
     ) -> TensorDictBase | None:
@@ -90,18 +104,22 @@ class AsyncSteps(AsyncCalls):
         scope = self._running_scope or await self._scope()
         pool, exchange = scope.pool, scope.exchange
         check_size(td, scope.signature.batch_size)
-        entries = _entries(td, scope.signature)
+        entries = entries_of(td, scope.signature)
         check_unlocked(td)
         check_next(entries)
         rows = step_rows(entries.get("_step"), td.batch_size)
         chosen = scope.select(rows)
         crossing = scope.whole.crossing
-        fetched = {} if crossing is None else await _fetched(scope, crossing, td, entries)
+        command = "step_and_maybe_reset" if maybe_reset else "step"
+        fetched: dict[Any, torch.Tensor] = {}
+        limit: float | Deadline | None = timeout
+        if crossing is not None:
+            fetched, limit = await _fetched(scope, td, entries, Lease(chosen, command), timeout)
         inputs = exchange.check_inputs(td, entries, rows, fetched) if chosen.indices else {}
         lends = rows is None and (not copy or crossing is not None)
         if rows is not None:
             exchange.check_root(td)
-        lease = await pool.hold(chosen, "step_and_maybe_reset" if maybe_reset else "step", timeout=timeout)
+        lease = await pool.hold(chosen, command, timeout=limit)
         try:
             known = exchange.latest() if pool.restarts else None
             outcome = Outcome()
@@ -116,7 +134,7 @@ class AsyncSteps(AsyncCalls):
             pool.release(lease)
         outcome.raise_failure()
         if crossing is not None:
-            await scope.whole.arrived()
+            await scope.whole.arrived(lease)
         if not chosen.indices:
             td.pop("_step")
         if rows is not None:
@@ -136,7 +154,8 @@ class AsyncSteps(AsyncCalls):
         """Let some envs take a step, and begin a new episode where one ends; `recv` has what comes of it.
 
         The envs are at work when it returns, each for itself: of envs that share a process, each is answered for as
-        soon as it is done. Until what came of its step was received, an env is busy.
+        soon as it is done. Until what came of its step was received, an env is busy. Actions that are on a device are
+        on their way when it returns, and the envs begin when they have come; a plain call waits for that.
 
         Args:
             tensordict: Of shape `(k, *bs)`, as for `step`, with `env_index` (integers, `(k,)`, counted within the whole
@@ -150,7 +169,8 @@ class AsyncSteps(AsyncCalls):
                 TensorDict under `next`.
             RuntimeError: If `tensordict` has another size than envs are named.
             ValueError: If `env_index` names an env twice, or one that is not there; or if there is a `_step`.
-            SpecMismatchError: If an action is missing, or does not fit.
+            SpecMismatchError: If an action is missing, or does not fit. If that shows only when it has come from a
+                device, no env is sent its step, and `recv` raises it.
             ConcurrencyError: If an env is busy.
             WorkerDiedError: If the worker of one is dead, unless envs are restarted. No env was sent anything then, as
                 in all cases before.
@@ -158,27 +178,19 @@ class AsyncSteps(AsyncCalls):
         scope = self._running_scope
         if scope is None:
             raise AioEnvsError(f"{self!r} is not running, so no env can be sent a step: reset() comes first")
-        whole = scope.whole
-        whole.pool.check_home("send")
-        envs = named_envs(tensordict, scope.envs.tolist())
-        sent = whole.scope(envs)
-        if tensordict.batch_size != sent.signature.batch_size:
-            raise RuntimeError(
-                f"expected a row for each of {len(envs)} envs, as 'env_index' names them (all, without it), so the "
-                f"batch size {tuple(sent.signature.batch_size)}, found {tuple(tensordict.batch_size)}"
-            )
-        if tensordict.get("_step", None) is not None:
-            raise ValueError(
-                "send() steps the envs that 'env_index' names; found a mask at '_step' besides, take it out"
-            )
-        kept = Sent(tensordict)
-        entries = _entries(kept.td, sent.signature)
-        check_next(entries)
-        inputs: Any = sent.exchange.check_inputs(kept.td, entries, None)
-        pool = whole.pool
-        scopes = [whole.scope((env,)) for env in envs]
-        lease = pool.acquire(sent.everything, "send (until it is received)", timeout=timeout)
-        whole.outbox.send(lease, scopes, kept, sent.exchange, inputs)
+        scope.pool.check_home("send")
+        Outgoing(scope, tensordict, timeout).go()
+
+    async def _send(self, td: TensorDictBase, timeout: float | None) -> None:
+        """The same for plain calls, where nobody else sees to what has to wait: the envs are at work in any case."""
+        scope = self._running_scope
+        if scope is None:
+            self.send(td)  # which says so
+            return
+        await scope.pool.enter_loop("send")
+        outgoing = Outgoing(scope, td, timeout)
+        await outgoing.clear()
+        outgoing.go()
 
     async def recv(
         self, min_get: int = 1, max_get: int | None = None, timeout: float | None = None
@@ -218,7 +230,7 @@ class AsyncSteps(AsyncCalls):
         scope = self._running_scope
         if scope is None:
             raise AioEnvsError(f"{self!r} is not running, so there is nothing to receive")
-        whole = scope.whole
+        whole, deadline = scope.whole, None if timeout is None else Deadline.after(timeout, "timeout")
         tickets = await whole.outbox.receive(scope.everything.envs, min_get, max_get, timeout)
         envs = [ticket.env for ticket in tickets]
         look = whole.look(envs)
@@ -234,27 +246,29 @@ class AsyncSteps(AsyncCalls):
             following = look.results.joined([ticket.following for ticket in tickets])
             root = look.results.joined([ticket.root for ticket in tickets])
         following, root = scope.placed(following, root)
-        await whole.arrived()
-        after = look.results.after_step(td, _entries(td, look.signature), following, root)
+        await whole.arrived(Lease(whole.pool.select(sorted(envs)), "recv", deadline))
+        after = look.results.after_step(td, entries_of(td, look.signature), following, root)
         assert after is not None
         return td, after, functools.partial(whole.outbox.take, tickets)
 
 
 async def _fetched(
-    scope: Scope, crossing: Transfer, td: TensorDictBase, entries: Mapping[str, Any]
-) -> dict[Key, torch.Tensor]:
-    """The actions that are on the device, here."""
-    assert crossing.backend is not None
-    found = scope.exchange.elsewhere(td, entries, crossing.backend.holds)
-    if not found:
-        return found
-    tensors, fence = crossing.fetch(list(found.values()))
-    await scope.pool.passed([fence])
-    return dict(zip(found, tensors, strict=True))
+    scope: Scope, td: TensorDictBase, entries: Mapping[str, Any], lease: Lease, timeout: float | None
+) -> tuple[dict[Any, torch.Tensor], float | Deadline | None]:
+    """The actions that are on the device, here; and what time is left for the step.
 
-
-def _entries(td: TensorDictBase, signature: Signature) -> dict[str, Any]:
-    """What a step has to know of what it was given; of a lazy stack not every entry can be had as a whole."""
-    if not signature.is_lazy and not isinstance(td, LazyStackedTensorDict):
-        return dict(td.items())
-    return {name: value for name in ("next", "_step") if (value := td.get(name, None)) is not None}
+    Args:
+        scope: The envs.
+        td: What the step was given.
+        entries: Its entries.
+        lease: For the step, which does not hold them yet.
+        timeout: How long the step may take.
+    """
+    fetching = scope.fetch(td, entries)
+    if fetching is None:
+        return {}, timeout
+    fetched, fence = fetching
+    await scope.pool.enter_loop(lease.command)
+    deadline = scope.pool.deadline(timeout)
+    await scope.pool.passed([fence], lease._replace(deadline=deadline))
+    return fetched, deadline

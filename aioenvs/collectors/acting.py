@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from tensordict.nn import InteractionType, set_interaction_type
 
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.collectors.visits import Visit, can_visit
-from aioenvs.device import Device, Transfer, backend_of, named_device
+from aioenvs.device import Device, backend_of, named_device
 from aioenvs.engine.driving import awaited, driven
 from aioenvs.rollout import Policy, as_policy, with_action
+from aioenvs.transfer import Transfer
 
 __all__ = ["Actor", "places_of"]
 
@@ -29,7 +30,12 @@ class Actor:
         policy: What `aioenvs.rollout.as_policy` takes, or None for random actions.
         device: Where it shall be called; None for where the data is. A module that is elsewhere is copied there.
         exploration: How modules with distributions choose; None for as they are told by others.
+
+    Attributes:
+        infers: Whether it is called in inference mode.
     """
+
+    infers = False
 
     def __init__(self, policy: Any, device: Device, exploration: InteractionType | str | None) -> None:
         self._device = named_device(device)
@@ -117,12 +123,16 @@ class Actor:
     async def _called(self, td: TensorDictBase) -> Any:
         """What the policy makes of a root."""
         assert self._act is not None
-        with self._explores():
+        with self._conditions():
             acted: Any = self._act(td)
-        return await driven(awaited(acted), self._explores) if inspect.isawaitable(acted) else acted
+        return await driven(awaited(acted), self._conditions) if inspect.isawaitable(acted) else acted
 
-    def _explores(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._exploring is None else self._exploring()
+    @contextmanager
+    def _conditions(self) -> Iterator[None]:
+        """What the policy is called in."""
+        exploring = nullcontext() if self._exploring is None else self._exploring()
+        with torch.inference_mode() if self.infers else nullcontext(), exploring:
+            yield
 
 
 def _placed(policy: Any, device: torch.device | None) -> Any:

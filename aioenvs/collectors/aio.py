@@ -15,6 +15,7 @@ from tensordict.nn import InteractionType
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.plain import BatchedEnvBase
 from aioenvs.collectors.acting import Actor
+from aioenvs.collectors.errand import apart
 from aioenvs.collectors.first_ready import FirstReady
 from aioenvs.collectors.lockstep import Lockstep
 from aioenvs.collectors.plan import Plan
@@ -42,7 +43,7 @@ class AsyncCollector(Progressing):
 
     In either case `("collector", "traj_ids")`, int64 of the batch size, numbers the trajectories, each number used once
     in the run. What was returned never changes: every batch has memory of its own, taken at once for all that has a
-    fixed shape.
+    fixed shape; in `torch.inference_mode` the policy infers, and batches are ordinary tensors.
 
     When an env raises, the exception comes out of the iteration, and asking for the next batch goes on. What was
     collected of the batch is kept, and the envs that failed begin new episodes. With `min_get` nothing else happens;
@@ -203,14 +204,18 @@ class AsyncCollector(Progressing):
         return self._way
 
     async def _alone(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Run a coroutine function without gradients, and no other one meanwhile."""
+        """Run a coroutine function without gradients, and no other one meanwhile.
+
+        What envs return, and batches, are no inference tensors; only the policy is called as the caller would.
+        """
         if self._is_closed:
             raise ClosedError(f"{self!r} was shut down")
         if self._is_busy:
             raise ConcurrencyError(f"{self!r} is busy with another call; await that first")
         self._is_busy = True
         try:
-            return await driven(function(), torch.no_grad)
+            self._actor.infers = torch.is_inference_mode_enabled()
+            return await driven(function(), apart)
         finally:
             self._is_busy = False
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +12,14 @@ import torch
 from aioenvs.engine.driving import driven
 from aioenvs.errors import ClosedError
 
-__all__ = ["Errand"]
+__all__ = ["Errand", "apart"]
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Neither gradients nor inference mode: what is kept from call to call is of use whatever a caller is in."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class Errand:
@@ -36,7 +44,7 @@ class Errand:
             Exception: Whatever the command raised.
         """
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(_ungraded(command))
+            self._task = asyncio.get_running_loop().create_task(_apart(command))
         task = self._task
         try:
             found = await asyncio.shield(task)
@@ -62,5 +70,5 @@ class Errand:
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def _ungraded(command: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    return await driven(command(), torch.no_grad)
+async def _apart(command: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return await driven(command(), apart)

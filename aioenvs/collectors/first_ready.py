@@ -49,16 +49,17 @@ class FirstReady(Way):
 
     async def _fill(self, storage: StepStorage, act: Act, more: int | None) -> None:
         while True:
-            self._write_early(storage)
+            await self._write_early(storage)
             if not storage.left:
                 return
             await self._renew()
             await self._send(act, None if more is None else storage.left + more - len(self._env.outstanding))
             await self._receive(storage.left)
 
-    def _write_early(self, storage: StepStorage) -> None:
+    async def _write_early(self, storage: StepStorage) -> None:
         while self._early and storage.left:
-            td = self._early.pop(0)
+            td = self._early[0] = await self._kept(self._early[0])
+            self._early.pop(0)
             if len(td) > storage.left:
                 self._early.insert(0, td[storage.left :])
                 td = td[: storage.left]

@@ -22,11 +22,15 @@ class Lockstep(Way):
     flat = False
     _root: TensorDictBase | None = None  # of the next step
     _sent: TensorDictBase | None = None  # what the envs were given for the one under way
+    _row: TensorDictBase | None = None  # a step that came and is not written yet
     _marks: TensorDict  # the ids of the trajectories under way, as each step gets them
     _failed: frozenset[int] = frozenset()  # envs that need a reset, by row, where others go on
 
     async def _fill(self, storage: StepStorage, act: Act, more: int | None) -> None:
         while storage.left:
+            if self._row is not None:
+                await self._write(storage)
+                continue
             if self._sent is None:
                 self._sent = await act(await self._begun())
             await self._finish_step(storage)
@@ -63,11 +67,23 @@ class Lockstep(Way):
         """Wait for the step that is under way, and write it."""
         td, self._root = await self._attempt(self._step)
         self._sent = None
-        storage.write(td.set(TRAJ_IDS[0], self._marks))
+        self._row = td.set(TRAJ_IDS[0], self._marks)
         former = self._marks.get(TRAJ_IDS[1])
         ids = self._ids.renewed(former, self._ended(td))
         if ids is not former:
             self._mark(ids)
+        await self._write(storage)
+
+    async def _write(self, storage: StepStorage) -> None:
+        """Write the step that came last; where this ends too early, it is still there."""
+        assert self._row is not None
+        row, self._row = await self._kept(self._row), None
+        storage.write(row)
+
+    def inherit(self, former: Way) -> None:
+        super().inherit(former)
+        if isinstance(former, Lockstep):
+            self._row = former._row
 
     def _mark(self, ids: torch.Tensor) -> None:
         self._marks = TensorDict({TRAJ_IDS[1]: ids}, ids.shape, device=self._env.device)

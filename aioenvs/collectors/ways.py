@@ -13,10 +13,11 @@ from aioenvs.batched.base import AsyncEnvs
 from aioenvs.collectors.acting import places_of
 from aioenvs.collectors.errand import Errand
 from aioenvs.collectors.trajectories import TrajectoryIds
-from aioenvs.device import Device, Transfer, backend_of, checked_device
+from aioenvs.device import Device, backend_of, checked_device
 from aioenvs.errors import WorkerError
 from aioenvs.mdp import done_mask
 from aioenvs.step_storage import StepStorage
+from aioenvs.transfer import Transfer
 
 __all__ = ["Act", "Way", "failed_envs"]
 
@@ -48,6 +49,10 @@ class Way(ABC):
         scope = env._running_scope
         assert scope is not None
         self._whole = scope.whole
+        # Batches on the host of results that come from there need not be brought back.
+        self._returns = self._device == torch.device("cpu") and backend is None and scope.whole.crossing is not None
+        if self._returns:
+            scope.whole.transfer.remember()
         self._places = places_of(env)
         self._replaced = list(self._whole.pool.replaced)
 
@@ -59,6 +64,11 @@ class Way(ABC):
             return set()
         hosts = {env: pool.host_of(env) for env in self._places}
         return {env for env, host in hosts.items() if former[host] != self._replaced[host]}
+
+    async def _kept(self, td: TensorDictBase) -> TensorDictBase:
+        """A step as it is stored: where batches are, if they are on the host and it is not."""
+        scope = self._env._running_scope
+        return await scope.at_home(td) if self._returns and scope is not None else td
 
     def is_of(self, env: AsyncEnvs) -> bool:
         """Whether the envs are still those that it began with, rather than closed and perhaps started again."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from aioenvs.engine.adapters import Call, ResetArguments
-from aioenvs.engine.deadlines import outlast
+from aioenvs.engine.deadlines import Deadline, outlast
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool, Selection, Steps, Timeouts, closed_meanwhile, wrong_loop
 from aioenvs.engine.protocol import STEPS, Opcode
@@ -53,7 +53,7 @@ class AnsweringPool(Pool):
     # -- requests ---------------------------------------------------------------------------------------
 
     async def hold(
-        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
+        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | Deadline | None = None
     ) -> Lease:
         if replacing:
             self.check_home(command)
@@ -61,15 +61,15 @@ class AnsweringPool(Pool):
         return await super().hold(selection, command, replacing=replacing, timeout=timeout)
 
     def acquire(
-        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
+        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | Deadline | None = None
     ) -> Lease:
         self.check_home(command)
-        deadline = self._deadline(timeout)
+        deadline = self.deadline(timeout)
         replacing = replacing or self.restarts
         ready = self.slots.acquire(selection.envs, command, replacing=replacing)
         waits = not ready or (replacing and bool(self.slots.broken(selection.envs)))
         if self.fenced:
-            waits = waits or bool(self._in_use(selection.envs))
+            waits = waits or bool(self.in_use(selection.envs))
         return Lease(selection, command, deadline, replacing, waits)
 
     def check_home(self, command: str) -> None:
@@ -80,7 +80,7 @@ class AnsweringPool(Pool):
         selection = lease.selection
         await self.within(self._drain(selection.envs), lease)
         if self.fenced:
-            await self.within(self.passed(self._in_use(selection.envs)), lease)
+            await self.passed(self.in_use(selection.envs), lease)
         if self.slots.closed:
             raise closed_meanwhile(selection.envs)
         broken = self.slots.broken(selection.envs)

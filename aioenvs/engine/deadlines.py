@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection
 from numbers import Real
 from typing import Any, NamedTuple
 
-__all__ = ["TURNS", "Deadline", "check_seconds", "done_within", "drop", "outlast"]
+__all__ = ["TURNS", "Deadline", "check_seconds", "done_within", "drop", "hear", "outlast"]
 
 TURNS = 10  # of the loop, in which what came while it did not run gets to whoever waits for it
 
@@ -16,7 +17,7 @@ class Deadline(NamedTuple):
     """When a request must have its answer.
 
     Attributes:
-        when: By the clock of the event loop.
+        when: By the clock of the event loop, or of the system where there is none.
         seconds: How long that was when the request began.
         name: Of the argument that said so.
     """
@@ -33,15 +34,20 @@ class Deadline(NamedTuple):
             ValueError: If that is no time to come.
         """
         check_seconds(seconds, name)
-        return cls(asyncio.get_running_loop().time() + seconds, seconds, name)
+        return cls(_now() + seconds, seconds, name)
 
     @property
     def left(self) -> float:
         """How many seconds are left until then."""
-        return max(0.0, self.when - asyncio.get_running_loop().time())
+        return max(0.0, self.when - _now())
 
     def __str__(self) -> str:
         return f"{self.seconds} s ({self.name})"
+
+
+def _now() -> float:
+    loop = asyncio._get_running_loop()
+    return time.monotonic() if loop is None else loop.time()
 
 
 def check_seconds(seconds: Any, name: str) -> None:
@@ -95,12 +101,13 @@ async def outlast(task: asyncio.Future[Any], hurry: Callable[[], None] | None = 
 def drop(future: asyncio.Future[Any]) -> None:
     """Nobody waits for it any more, nor wants to be told that it failed."""
     if not future.done():
-        future.add_done_callback(_hear)
+        future.add_done_callback(hear)
         future.cancel()
     else:
-        _hear(future)
+        hear(future)
 
 
-def _hear(future: asyncio.Future[Any]) -> None:
+def hear(future: asyncio.Future[Any]) -> None:
+    """Take note of how it failed, so that nobody complains that it was not asked."""
     if not future.cancelled():
         future.exception()

@@ -4,72 +4,161 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from aioenvs.engine.deadlines import done_within, hear, outlast
 from aioenvs.engine.turns import Fence
 
-__all__ = ["Watchman"]
+__all__ = ["MOST", "Watchman"]
 
-Watch = tuple[Sequence[Fence], asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+MOST = 8  # threads of a watchman; what comes when all of them wait has to wait for one of them
+
+Report = Callable[[BaseException | None], object]
+Watch = tuple[Sequence[Fence], Report]
 
 
 class Watchman:
-    """Waits for fences in a thread of its own, which is started when there is one to be waited for."""
+    """Waits for fences in threads of its own, which are started when there is something to be waited for."""
 
     def __init__(self) -> None:
         self._watches: queue.SimpleQueue[Watch | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._idle = threading.Semaphore(0)
+        self._threads = 0
+        self._futures: dict[tuple[int, ...], asyncio.Future[None]] = {}
 
-    async def passed(self, fences: Sequence[Fence]) -> None:
-        """Wait for all of these. Cancelling it leaves them alone.
+    async def passed(self, fences: Sequence[Fence], seconds: float | None = None) -> bool:
+        """Wait for all of these, at most so long. Cancelling it leaves them alone.
+
+        Returns:
+            Whether they have passed.
+
+        Raises:
+            Exception: That of a fence which failed.
+        """
+        if all(fence.done() for fence in fences):
+            return True
+        passed = self._watched(fences)
+        if not await done_within([passed], seconds):
+            return False
+        passed.result()
+        return True
+
+    def _watched(self, fences: Sequence[Fence]) -> asyncio.Future[None]:
+        """A future for when they have passed, which all share that wait for the same ones."""
+        loop, key = asyncio.get_running_loop(), tuple(map(id, fences))
+        passed = self._futures.get(key)
+        if passed is None or passed.get_loop() is not loop:
+            passed = self._futures[key] = loop.create_future()
+            passed.add_done_callback(functools.partial(self._forget, key))
+            self.afterwards(fences, functools.partial(_report, loop, passed))
+        return passed
+
+    def _forget(self, key: tuple[int, ...], passed: asyncio.Future[None]) -> None:
+        hear(passed)
+        if self._futures.get(key) is passed:
+            del self._futures[key]
+
+    async def outlasted(self, fences: Sequence[Fence], seconds: float | None) -> bool:
+        """Wait for all of these, at most so long, also while being cancelled; with or without an event loop.
+
+        Returns:
+            Whether none of them is under way any more: they have passed, or one has failed.
+        """
+        if asyncio._get_running_loop() is None:
+            waiting: Callable[[], bool] = functools.partial(self.wait, fences, seconds)
+        else:
+            task = asyncio.ensure_future(self.passed(fences, seconds))
+            task.add_done_callback(hear)
+            await outlast(task)
+            waiting = task.result
+        try:
+            return waiting()
+        except Exception:
+            return True
+
+    def wait(self, fences: Sequence[Fence], seconds: float | None) -> bool:
+        """Wait for all of these in the calling thread, at most so long.
+
+        Returns:
+            Whether they have passed.
 
         Raises:
             Exception: That of a fence which failed.
         """
         pending = [fence for fence in fences if not fence.done()]
-        if not pending:
+        if seconds is None or not pending:
+            for fence in pending:
+                fence.wait()
+            return True
+        reported: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self.afterwards(pending, reported.put)
+        try:
+            error = reported.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
+        return True
+
+    def afterwards(self, fences: Sequence[Fence], report: Report) -> None:
+        """Call something in another thread when all of these have passed, with the exception of one that failed."""
+        self._watches.put((fences, report))
+        if self._idle.acquire(blocking=False) or self._threads == MOST:
             return
-        if self._thread is None:
-            # A daemon, since a device that hangs must not keep the interpreter from its exit.
-            self._thread = threading.Thread(target=_watch, args=(self._watches,), name="aioenvs fences", daemon=True)
-            self._thread.start()
-        loop = asyncio.get_running_loop()
-        reported = loop.create_future()
-        self._watches.put((pending, loop, reported))
-        await reported
+        # A daemon, since a device that hangs must not keep the interpreter from its exit.
+        arguments = self._watches, self._idle
+        try:
+            threading.Thread(target=_watch, args=arguments, name="aioenvs fences", daemon=True).start()
+        except RuntimeError:  # there are too many, or the interpreter is about to end
+            if not self._threads:
+                self._watches.put(None)
+                _watch(*arguments)
+        else:
+            self._threads += 1
 
     def close(self) -> None:
-        """End the thread, once what is being waited for is over."""
-        if self._thread is not None:
+        """End the threads, once what is being waited for is over."""
+        for _ in range(self._threads):
             self._watches.put(None)
-            self._thread = None
+        self._watches, self._idle, self._threads = queue.SimpleQueue(), threading.Semaphore(0), 0
 
 
-def _watch(watches: queue.SimpleQueue[Watch | None]) -> None:
+def _watch(watches: queue.SimpleQueue[Watch | None], idle: threading.Semaphore) -> None:
     while (watch := watches.get()) is not None:
-        _see_to(watch)
+        _see_to(*watch)
         del watch  # an idle thread keeps nothing
+        idle.release()
 
 
-def _see_to(watch: Watch) -> None:
-    """Wait for the fences of a watch, and say so to whoever waits for that."""
-    fences, loop, reported = watch
+def _see_to(fences: Sequence[Fence], report: Report) -> None:
+    """Wait for fences, and say so to whoever waits for that."""
     error: BaseException | None = None
     try:
         for fence in fences:
             fence.wait()
     except BaseException as caught:  # whoever waits for it has it
         error = caught
+    try:
+        report(error)
+    finally:
+        del error  # which knows this frame, and so what the fences stand for
+
+
+def _report(loop: asyncio.AbstractEventLoop, passed: asyncio.Future[None], error: BaseException | None) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits any more
-        loop.call_soon_threadsafe(_report, reported, error)
+        loop.call_soon_threadsafe(_set, passed, error)
 
 
-def _report(reported: asyncio.Future[None], error: BaseException | None) -> None:
-    if reported.done():
+def _set(passed: asyncio.Future[None], error: BaseException | None) -> None:
+    if passed.done():
         return
     if error is None:
-        reported.set_result(None)
+        passed.set_result(None)
     else:
-        reported.set_exception(error)
+        passed.set_exception(error)

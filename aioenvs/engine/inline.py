@@ -11,7 +11,7 @@ from typing import Any
 from aioenvs.engine.adapters import PLAIN_RULES, Call, GymRules, Handling, ResetArguments
 from aioenvs.engine.concurrency import ConcurrentHost
 from aioenvs.engine.copying import received
-from aioenvs.engine.deadlines import check_seconds, outlast
+from aioenvs.engine.deadlines import Deadline, outlast
 from aioenvs.engine.failure import factory_error, summary
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.memory import own_memory
@@ -76,7 +76,7 @@ class InlinePool(Pool):
             raise
 
     async def hold(
-        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
+        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | Deadline | None = None
     ) -> Lease:
         await self.enter_loop(command)
         return await super().hold(selection, command, replacing=replacing, timeout=timeout)
@@ -100,11 +100,10 @@ class InlinePool(Pool):
                 )
 
     def acquire(
-        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
+        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | Deadline | None = None
     ) -> Lease:
         self.check_home(command)
-        check_seconds(timeout, "timeout")
-        deadline = None if self._concurrent is None else self._deadline(timeout)
+        deadline = self.deadline(timeout)
         self.slots.acquire(selection.envs, command)
         lease = Lease(selection, command, deadline, waits=self._yields)
         if self.fenced and not self._yields:
@@ -113,8 +112,7 @@ class InlinePool(Pool):
 
     def _wait_for_fences(self, lease: Lease) -> None:
         try:
-            for fence in self._in_use(lease.selection.envs):
-                fence.wait()
+            self.wait(self.in_use(lease.selection.envs), lease)
         except BaseException:
             self.release(lease)
             raise
@@ -125,7 +123,7 @@ class InlinePool(Pool):
 
     async def ready(self, lease: Lease) -> Lease:
         await asyncio.sleep(0)
-        await self.passed(self._in_use(lease.selection.envs))
+        await self.passed(self.in_use(lease.selection.envs), lease)
         if self.slots.closed:
             raise closed_meanwhile(lease.selection.envs)
         return lease

@@ -122,6 +122,9 @@ class Pool(ABC):
         suspends: Whether commands may wait for something, and so want an event loop.
         shares_loop: Whether the event loop has others to run while a request waits for a fence.
         fenced: Whether there may be fences at all (`Turns.guard`).
+        ships: Whether arguments are sent to another process, as bytes, rather than handed over.
+        watchman: Waits for fences.
+        timeouts: How long things may take.
         replaced: How often each worker was replaced.
         times: How long each worker took to step its envs.
     """
@@ -130,6 +133,7 @@ class Pool(ABC):
     suspends: bool = True
     shares_loop: bool = True
     fenced: bool = False
+    ships: bool = False
 
     metadata: tuple[EnvMetadata, ...]
     families: tuple[Family, ...]
@@ -138,14 +142,14 @@ class Pool(ABC):
     has_coroutines: tuple[bool, ...]
 
     def __init__(self, groups: Sequence[Sequence[int]], timeouts: Timeouts = Timeouts()) -> None:
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self.groups = tuple(tuple(group) for group in groups)
         self.num_envs = sum(map(len, self.groups))
         self.slots = Slots(self.num_envs)
         self.replaced = [0] * len(self.groups)
         self.times = [StepTimes() for _ in self.groups]
         self._home = {env: (worker, position) for worker, g in enumerate(self.groups) for position, env in enumerate(g)}
-        self._watchman = Watchman()
+        self.watchman = Watchman()
         self._selections: dict[tuple[int, ...], Selection] = {}
         self.everything = self.select(range(self.num_envs))
 
@@ -201,7 +205,7 @@ class Pool(ABC):
         """Build all envs, learn their metadata, and lay out the block."""
 
     async def hold(
-        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
+        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | Deadline | None = None
     ) -> Lease:
         """Reserve the envs for one request, and wait until none of them owes a reply to an earlier caller.
 
@@ -218,7 +222,7 @@ class Pool(ABC):
 
     @abstractmethod
     def acquire(
-        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
+        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | Deadline | None = None
     ) -> Lease:
         """Reserve the envs for one request, all or none; if the lease `waits`, they are not `ready` for it yet.
 
@@ -226,7 +230,7 @@ class Pool(ABC):
             selection: Which envs.
             command: What for, in words.
             replacing: Replace the workers that are dead, instead of raising.
-            timeout: Seconds that the request may take; None for as long as requests may.
+            timeout: Seconds that the request may take, or when it must be answered; None for as long as requests may.
 
         Raises:
             ClosedError: After `close`.
@@ -261,7 +265,7 @@ class Pool(ABC):
             WorkerError: If a worker is dead and not to be, or cannot be, replaced.
         """
 
-    def _in_use(self, envs: Set[int]) -> list[Fence]:
+    def in_use(self, envs: Set[int]) -> list[Fence]:
         """What else is at work on memory into which these envs would write next."""
         fences: list[Fence] = []
         for family, turns in zip(self.families, self.turns, strict=True) if self.fenced else ():
@@ -269,26 +273,42 @@ class Pool(ABC):
                 fences += turns.in_use([row for row, env in enumerate(family.envs) if env in envs])
         return fences
 
-    async def passed(self, fences: Sequence[Fence]) -> None:
-        """Wait for fences; in the event loop's thread where there is nobody else to run.
+    async def passed(self, fences: Sequence[Fence], lease: Lease | None = None) -> None:
+        """Wait for fences; in the event loop's thread where there is nobody else to run, and no deadline.
 
-        Cancelling it leaves them alone.
+        Cancelling it, or running into its time, leaves them alone.
+
+        Args:
+            fences: For which.
+            lease: What for; None if that may take as long as it likes.
+
+        Raises:
+            WorkerTimeoutError: If it takes longer.
+            Exception: That of a fence which failed.
         """
-        if self.suspends and self.shares_loop:
-            await self._watchman.passed(fences)
-            return
-        for fence in fences:
-            fence.wait()
+        deadline = None if lease is None else lease.deadline
+        if not self.suspends or (deadline is None and not self.shares_loop):
+            self.wait(fences, lease)
+        elif not await self.watchman.passed(fences, None if deadline is None else deadline.left):
+            raise _late_copy(lease)
 
-    def stop_watching(self) -> None:
-        """Nobody waits for fences any more."""
-        self._watchman.close()
+    def wait(self, fences: Sequence[Fence], lease: Lease | None = None) -> None:
+        """The same in the calling thread, whatever else could run there."""
+        deadline = None if lease is None else lease.deadline
+        if not self.watchman.wait(fences, None if deadline is None else deadline.left):
+            raise _late_copy(lease)
 
-    def _deadline(self, timeout: float | None) -> Deadline | None:
-        """Of a request that says how long it may take, or does not."""
+    def deadline(self, timeout: float | Deadline | None) -> Deadline | None:
+        """Of a request that says how long it may take, or does not, or when it began.
+
+        Raises:
+            ValueError: If the timeout is none.
+        """
+        if isinstance(timeout, Deadline):
+            return timeout
         if timeout is not None:
             return Deadline.after(timeout, "timeout")
-        return None if self._timeouts.step is None else Deadline.after(self._timeouts.step, "step_timeout")
+        return None if self.timeouts.step is None else Deadline.after(self.timeouts.step, "step_timeout")
 
     async def within(self, awaitable: Any, lease: Lease) -> Any:
         """Wait for what comes of a lease until its deadline.
@@ -373,6 +393,18 @@ class Pool(ABC):
     @abstractmethod
     def discard(self) -> None:
         """Give everything back at once, without waiting and from any thread; for pools that were forgotten."""
+
+
+def _late_copy(lease: Lease | None) -> WorkerTimeoutError:
+    """What a request gets that waited too long for a copy."""
+    assert lease is not None
+    envs = lease.selection.indices
+    return WorkerTimeoutError(
+        f"{lease.command}: {describe_envs(envs)} waited for a copy to or from a device, which was not done within "
+        f"{lease.deadline}; what it needs stays as it is until then, so the next request may wait for it as well",
+        env_index=envs,
+        pid=None,
+    )
 
 
 def closed_meanwhile(envs: Collection[int]) -> ClosedError:

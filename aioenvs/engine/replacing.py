@@ -78,6 +78,7 @@ class ReplacingPool(AnsweringPool):
         options: What else is to be done differently.
     """
 
+    ships = True
     inherits: bool = False  # whether workers have the factories already
 
     def __init__(
@@ -149,13 +150,13 @@ class ReplacingPool(AnsweringPool):
 
     async def _start_worker(self, index: int, config: WorkerConfig) -> list[EnvMetadata]:
         try:
-            async with self._turns, asyncio.timeout(self._timeouts.start):
+            async with self._turns, asyncio.timeout(self.timeouts.start):
                 worker = await self._spawn(index)
                 reply = await worker.channel.request(Opcode.START, (), (), pickle.dumps(config))
         except TimeoutError:
             why = await self._why_late(index)
             raise self._start_error(
-                index, f"did not build its envs within {self._timeouts.start} s (start_timeout){why}"
+                index, f"did not build its envs within {self.timeouts.start} s (start_timeout){why}"
             ) from None
         except WorkerDiedError as error:
             raise self._start_error(index, f"ended before its envs were built: {error}") from None
@@ -185,11 +186,11 @@ class ReplacingPool(AnsweringPool):
             for index, body in zip(indices, self._attachments(indices), strict=True)
         ]
         try:
-            async with asyncio.timeout(self._timeouts.start):
+            async with asyncio.timeout(self.timeouts.start):
                 await asyncio.gather(*asked)
         except TimeoutError:
             late = next(index for index, reply in zip(indices, asked, strict=True) if reply.cancelled())
-            raise self._start_error(late, f"did not answer within {self._timeouts.start} s (start_timeout)") from None
+            raise self._start_error(late, f"did not answer within {self.timeouts.start} s (start_timeout)") from None
 
     @abstractmethod
     def _attachments(self, indices: Collection[int]) -> list[bytes]:
@@ -343,7 +344,7 @@ class ReplacingPool(AnsweringPool):
 
     async def _dismiss(self, workers: Sequence[Worker], *, polite: bool) -> None:
         """End these workers, and give back what is held for them here."""
-        await end_all(workers, self._timeouts.close, polite=polite)
+        await end_all(workers, self.timeouts.close, polite=polite)
         for worker in workers:
             worker.channel.close()
             worker.process.abandon()

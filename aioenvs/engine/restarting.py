@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aioenvs.engine.adapters import ResetArguments
-from aioenvs.engine.deadlines import done_within
+from aioenvs.engine.deadlines import Deadline, done_within
 from aioenvs.engine.failure import annotate, passable
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
@@ -73,7 +73,7 @@ class Restarting(ReplacingPool):
     # -- requests ---------------------------------------------------------------------------------------
 
     async def hold(
-        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | None = None
+        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | Deadline | None = None
     ) -> Lease:
         wanted = Counter(index for index, _, _ in selection.parts) if replacing else Counter[int]()
         self._asked_for += wanted
@@ -217,7 +217,9 @@ class Restarting(ReplacingPool):
     async def _settle(self, index: int) -> None:
         """Reset the envs of a new worker; they have lost what they were doing."""
         envs = self.groups[index]
-        await self.passed(self._in_use(frozenset(envs)))
+        limit = self.timeouts.start
+        deadline = None if limit is None else Deadline.after(limit, "start_timeout")
+        await self.passed(self.in_use(frozenset(envs)), Lease(self.select(envs), "restart", deadline))
         self._settled[index] += 1
         seeds = {env: derived_seed(self._seeds[env], self._settled[index]) for env in envs if env in self._seeds}
         unused = {env: self._unused[env] for env in envs if env in self._unused}
@@ -225,7 +227,7 @@ class Restarting(ReplacingPool):
         worker = self._workers[index]
         worker.last_command, channel = Opcode.RESET, worker.channel
         try:
-            async with asyncio.timeout(self._timeouts.start):
+            async with asyncio.timeout(self.timeouts.start):
                 outcome = self._merge([await channel.request(Opcode.RESET, (), (), arguments)])
                 outcome.raise_failure()
                 if unused:
@@ -233,7 +235,7 @@ class Restarting(ReplacingPool):
                     body = self._enclose(unused, unused)
                     self._merge([await channel.request(Opcode.SEED, (), positions, body)]).raise_failure()
         except TimeoutError:
-            raise self._start_error(index, f"did not reset its envs within {self._timeouts.start} s") from None
+            raise self._start_error(index, f"did not reset its envs within {self.timeouts.start} s") from None
         for env in envs:
             rows = [row.copy() for row in self._next_root(env)[1]]
             self._lost[env] = Loss(rows, outcome.objects.get(env, {}).get(ROOT, {}))

@@ -300,7 +300,7 @@ class ThreadPool(AnsweringPool):
         )
 
     async def _start_thread(self, thread: HostThread) -> list[EnvMetadata]:
-        limit = self._timeouts.start
+        limit = self.timeouts.start
         try:
             thread.begin()
         except RuntimeError as error:
@@ -360,7 +360,7 @@ class ThreadPool(AnsweringPool):
             thread.leave()
         if threads and self._hurried is not None:
             everybody: asyncio.Future[Any] = asyncio.gather(*(thread.ended for thread in threads))
-            await asyncio.wait([everybody, self._hurried], timeout=self._timeouts.close, return_when="FIRST_COMPLETED")
+            await asyncio.wait([everybody, self._hurried], timeout=self.timeouts.close, return_when="FIRST_COMPLETED")
         self.arrays = ()
         for thread in threads:
             thread.fail(_closed(thread))
