@@ -397,7 +397,7 @@ class Round:
             asyncio.get_running_loop().call_later(self.rng.choice([0.01, 0.1, 0.7, 2.0]), self._resume)
         now = time.monotonic()
         for env in found.envs:
-            self.models[env].deaths.append(now)
+            self.models[env].die(now)
 
     def _resume(self) -> None:
         for pid in self._stopped:

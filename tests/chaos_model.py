@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ class Model:
         generation: The one that its caller knows; None if it will learn of a new one.
         states: What it may be in.
         deaths: When its worker was killed, or stopped for too long, as far as nobody heard of it.
+        last_death: When that was last, whoever heard of it.
         owed: Whether it is certain that it was lost, and nobody has heard of it.
         vague: Whether nothing is certain, until it was reset or has stepped.
         asked: How many steps and resets it was asked for.
@@ -59,6 +61,7 @@ class Model:
     generation: int | None = None
     states: set[State] = field(default_factory=lambda: {UNRESET})
     deaths: list[float] = field(default_factory=list)
+    last_death: float = -math.inf
     owed: bool = False
     vague: bool = False
     asked: int = 0
@@ -67,6 +70,11 @@ class Model:
     @property
     def may_be_dead(self) -> bool:
         return bool(self.deaths) or self.owed or self.vague
+
+    def die(self, when: float) -> None:
+        """Its worker is killed, or may be."""
+        self.deaths.append(when)
+        self.last_death = max(self.last_death, when)
 
     def settle(self, generation: int | None, state: State) -> None:
         """It is certain again."""

@@ -151,7 +151,7 @@ class Request:
         """Its workers may have been killed for it, even now."""
         if self._restarts:
             for env in {sibling for own in self.chosen for sibling in self.round.group(own)}:
-                self.round.models[env].deaths.append(time.monotonic() + KILL_DELAY)
+                self.round.models[env].die(time.monotonic() + KILL_DELAY)
 
     @property
     def _was_slow(self) -> bool:
@@ -212,9 +212,13 @@ class Request:
             raise Mismatch(f"an unexpected {error!r}")
 
     def _require_own(self, error: BaseException, failed: Sequence[int]) -> None:
-        """No env may be named that was not asked, but one whose worker died with that of another."""
-        strangers = [env for env in failed if env not in self.told]
-        require(all(self.round.models[env].may_be_dead for env in strangers), f"{error!r} is of another env")
+        """No env may be named that was not asked, but one whose worker died with that of another.
+
+        The death may be old, where what was sent is received later: a reset may have replaced the worker since.
+        """
+        strangers = [self.round.models[env] for env in failed if env not in self.told]
+        excused = (model.may_be_dead or model.last_death > self.began - KILL_DELAY for model in strangers)
+        require(all(excused), f"{error!r} is of another env")
 
     def _failed_some(self, failed: Sequence[int]) -> None:
         """Some envs failed, and the others have stepped."""

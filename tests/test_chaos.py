@@ -1,14 +1,17 @@
 """A short run of chaos.py, which says what it is; and that it would find what it looks for."""
 
 import asyncio
+import os
 import random
+import signal
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import uvloop
-from chaos import Mismatch, Options, run
+from chaos import Mismatch, Options, Round, run
+from chaos_requests import Request
 
 from aioenvs.batched.exchange import Exchange
 from aioenvs.batched.outbox import Outbox
@@ -59,6 +62,26 @@ def test_one_with_deaths() -> None:
     counts = go(0, 300, PLAIN)
     assert counts["lost"] > 0
     assert counts["cancelled"] > 0
+
+
+async def test_an_error_may_name_an_env_whose_worker_was_replaced_meanwhile() -> None:
+    """Of two steps that were sent, one fails, and the other is lost with a worker that a third env has a new one of."""
+    course = Round(replace(PLAIN, count=4, policy="raise"), random.Random(0))  # envs 0 and 1, 2 and 3
+    async with course.env:
+        await course._request([1, 2, 3], True, kind="reset", cancels=False)
+        worker = course.env._pool._workers[1]
+        os.kill(worker.process.pid, signal.SIGSTOP)  # so that it never answers
+        for env in (0, 2):
+            request = Request(course, "step_and_maybe_reset", [env], True, {})
+            await request.send(None)
+            course.sent[env] = request.alone(env)
+        course._signal(1, signal.SIGKILL)
+        await asyncio.wait([worker.ended])
+        await course._request([1], True, kind="look", cancels=False)  # after which the error of env 0 has come, too
+        await course._request([3], True, kind="reset", cancels=False)
+        await course._receive(view=[0, 2], least=2, cancels=False)
+        assert course.counts["ResetNeededError"] == 1
+        assert course.sent == {}
 
 
 def test_a_reply_that_comes_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

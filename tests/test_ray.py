@@ -556,6 +556,88 @@ def test_without_a_cluster_one_is_started_and_ended() -> None:
     assert (program.returncode, errors) == (0, "")
 
 
+SHUT_DOWN = """
+import threading, failing_envs, ray
+from aioenvs import ParallelEnv
+from aioenvs.errors import WorkerDiedError
+
+def opened():
+    return ParallelEnv(3, failing_envs.CountingEnv, num_processes=3, backend="ray")
+
+def left():
+    return ray.is_initialized(), [thread.name for thread in threading.enumerate() if "aioenvs" in thread.name]
+
+first, second = opened(), opened()
+for env in (first, second):
+    env.reset()
+ray.shutdown()
+try:
+    first.rand_step()
+except WorkerDiedError:
+    print("died")
+print(second.reset()["observation"][:, 1].tolist())
+first.close()
+third = opened()
+third.reset()
+print(third.rand_step()["next", "observation"][:, 2].tolist(), second.rand_step()["next", "observation"][:, 2].tolist())
+second.close()
+print(left()[0])
+third.close()
+print(left())
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+with ParallelEnv(2, failing_envs.CountingEnv, num_processes=2, backend="ray") as env:
+    env.reset()
+print(left())
+"""
+
+
+def test_a_cluster_that_somebody_else_shuts_down() -> None:
+    """It takes its own envs with it and no others; those begin anew in another, which is ended after the last of them.
+
+    Nor is the user's own ended, and one that was started for envs has room for any number of them.
+    """
+    with run(SHUT_DOWN) as program:
+        output, errors = program.communicate(timeout=110)
+    expected = ["died", "[1, 1, 1]", "[1, 1, 1] [1, 1, 1]", "True", "(False, [])", "(True, [])"]
+    assert output.splitlines() == expected, errors
+
+
+CANCELLED = """
+import asyncio, failing_envs, ray, threading
+from aioenvs import AsyncParallelEnv
+from aioenvs.engine import ray_cluster
+
+async def main():
+    joining = asyncio.Event()
+    genuine, loop = ray_cluster._join, asyncio.get_running_loop()
+
+    def join(num_cpus):
+        loop.call_soon_threadsafe(joining.set)
+        return genuine(num_cpus)
+
+    ray_cluster._join = join
+    for closes in (False, True):
+        env = AsyncParallelEnv(2, failing_envs.CountingEnv, num_processes=2, backend="ray")
+        joining.clear()
+        start = asyncio.ensure_future(env.start())
+        await joining.wait()
+        if closes:
+            await env.close()
+        else:
+            start.cancel()
+        (error,) = await asyncio.gather(start, return_exceptions=True)
+        print(type(error).__name__, ray.is_initialized(), [t.name for t in threading.enumerate() if "aioenvs" in t.name])
+
+asyncio.run(main())
+"""
+
+
+def test_a_start_that_ends_while_it_joins_a_cluster_leaves_that() -> None:
+    with run(CANCELLED) as program:
+        output, errors = program.communicate(timeout=110)
+    assert output.splitlines() == ["CancelledError False []", "ClosedError False []"], errors
+
+
 def test_a_program_that_does_not_close_ends_all_the_same() -> None:
     code = OPEN + "env.reset(); print(*env.pids, flush=True)"
     with run(code) as program:

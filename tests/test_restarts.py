@@ -57,10 +57,10 @@ def check_lost(td: TensorDictBase, lost: list[int], known: list[Any]) -> None:
     assert [observed(td)[env] for env in lost] == [known[env] for env in lost]
 
 
-async def kill_and_wait(env: AsyncParallelEnv) -> None:
-    """Kill the first worker, and wait until that was noticed."""
-    ended = env._pool._workers[0].ended  # type: ignore[union-attr]
-    await kill_and_reap(env.pids[0])
+async def kill_and_wait(env: AsyncParallelEnv, worker: int = 0) -> None:
+    """Kill a worker, and wait until that was noticed."""
+    ended = env._pool._workers[worker].ended  # type: ignore[union-attr]
+    await kill_and_reap(env.pids[worker])
     await ended
 
 
@@ -151,6 +151,41 @@ async def test_views_that_step_at_once_share_a_restart() -> None:
         td, _ = await env.step_and_maybe_reset(acting([0] * 4))
         assert set(range(4)) - lost == {i for i, each in enumerate(column(td["next"], "truncated")) if each}
         assert [observed(td)[i] for i in lost] == [[i, 1, 1, 0] for i in lost]
+
+
+@pytest.mark.parametrize("was_lost", [True, False])
+async def test_a_step_waits_for_a_worker_that_is_replaced_meanwhile(gate: Gate, tmp_path: Any, was_lost: bool) -> None:
+    """The worker of env 2 dies after that has answered, or has nothing to answer, as it is yet to tell of its loss."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    with Gate(folder) as entrance:
+        each = {0: {"fault": gate.wait}, 2: {"fault": entrance.wait, "at": (1, 0)}}
+        entrance.open(1 + was_lost)  # to the first reset, and to that of the first restart
+        options = {"create_env_kwargs": numbered(4, each), "num_processes": 2, **RESTART}
+        async with AsyncParallelEnv(4, CountingEnv, **options) as env:
+            await env.reset()
+            known = await env.step(acting([1, 2, 3, 4]))
+            if was_lost:
+                await kill_and_wait(env, 1)
+                assert column((await env[3].step(acting([5])))["next"], "truncated") == [True]
+            step = asyncio.ensure_future(env[[0, 2]].step_and_maybe_reset(acting([10, 30])))
+            await gate.arrival()
+            await env[3].get_attr("steps")  # after which env 2 has answered, if it was asked
+            await kill_and_wait(env, 1)
+            other = asyncio.ensure_future(env[3].step(acting([6])))
+            for _ in range(2 + was_lost):
+                await entrance.arrival()
+            gate.open()  # so that env 0 steps
+            await env[1].get_attr("steps")  # after which env 0 has stepped
+            await asyncio.wait([step, other], timeout=0)
+            entrance.open()
+            td, root = await step
+            check_lost(td, [1], [None, observed(known)[2]])
+            assert observed(root) == [[0, 1, 2, 11], [2, 1, 0, 0]]
+            assert column((await other)["next"], "truncated") == [True]
+            td = await env.step(acting([1, 2, 3, 4]))
+            check_lost(td, [], None)
+            assert observed(td)[2:] == [[2, 1, 1, 3], [3, 1, 1, 4]]
 
 
 async def test_a_reset_is_repeated_with_its_arguments(process_face: Face, gate: Gate) -> None:

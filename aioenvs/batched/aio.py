@@ -72,9 +72,10 @@ class AsyncParallelEnv(AsyncBatchedEnv):
         serial_for_single: Make an `AsyncSerialEnv` instead if there is one env only.
         mp_start_method: "forkserver" (default: workers are forked from a small clean process), "spawn" (a fresh
             interpreter for each) or "fork" (a copy of this process, whose factories then need not be pickled).
-        ray_options: What Ray is asked for, for each actor of `backend="ray"`, as in `Actor.options`: `num_cpus` (1 if
-            it is not given), `num_gpus`, `resources`, `memory`, `runtime_env`, `scheduling_strategy` ("SPREAD" if it is
-            not given), or a `placement_group`. What the cluster does not have within `start_timeout` is an error.
+        ray_options: What Ray is asked for, for each actor of `backend="ray"`, as in `Actor.options`: `num_cpus` (if it
+            is not given, 1, or 0 in a cluster that is started on this machine), `num_gpus`, `resources`, `memory`,
+            `runtime_env`, `scheduling_strategy` ("SPREAD" if it is not given), or a `placement_group`. What the cluster
+            does not have within `start_timeout` is an error.
         allow_step_when_done: Only False is possible; an env needs a reset after its episode's end.
         on_worker_death: "raise" (default: a `WorkerDiedError`; the envs of the dead worker raise until they are reset,
             which builds them anew), or "restart" (they are built anew and reset at once; the step that was lost comes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import socket
@@ -15,15 +14,15 @@ from typing import Any, TypeVar
 from aioenvs.engine.deadlines import outlast
 from aioenvs.errors import AioEnvsError
 
-__all__ = ["aside", "connected_ray", "import_ray", "join", "leave", "resources"]
+__all__ = ["Membership", "aside", "connected_ray", "import_ray", "join", "resources"]
 
 T = TypeVar("T")
 
+LOCAL = "local"
+SHUT_DOWN = "Ray was shut down, and took the hosts of the envs with it"
 PATIENCE = 10.0  # seconds in which a cluster has to take a connection
 STORE = 256 * 2**20  # bytes of shared memory of a cluster of one machine
 _lock = threading.Lock()
-_users = 0
-_keeper: _Keeper | None = None  # of what we joined, rather than the user
 
 
 def import_ray() -> Any:
@@ -47,7 +46,7 @@ def connected_ray() -> Any:
     """
     ray = import_ray()
     if not ray.is_initialized():
-        raise AioEnvsError("Ray was shut down, and took the hosts of the envs with it")
+        raise AioEnvsError(SHUT_DOWN)
     return ray
 
 
@@ -57,6 +56,12 @@ async def aside(function: Callable[[], T]) -> T:
         called = asyncio.get_running_loop().run_in_executor(executor, function)
         await outlast(called)
         return called.result()
+
+
+def _connection(ray: Any) -> tuple[str, str]:
+    """What tells a connection of this process to a cluster from those that it had before."""
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_job_id()
 
 
 class _Keeper:
@@ -77,12 +82,14 @@ class _Keeper:
         ray = import_ray()
         try:
             _connect(ray, self._num_cpus)
+            connection = _connection(ray)
         except BaseException as error:
             self.joined.set_exception(error)
             return
         self.joined.set_result(None)
         self._told.wait()
-        ray.shutdown()
+        if ray.is_initialized() and _connection(ray) == connection:  # and not shut down by somebody else meanwhile
+            ray.shutdown()
 
     def end(self) -> None:
         """End it, and wait for that."""
@@ -90,8 +97,65 @@ class _Keeper:
         self._thread.join()
 
 
-async def join(num_cpus: int) -> None:
+class _Cluster:
+    """A cluster that this process is connected to, as long as that is so.
+
+    Args:
+        ray: The package, connected.
+        keeper: Of what we joined, rather than the user.
+
+    Attributes:
+        users: How many pools need it.
+    """
+
+    def __init__(self, ray: Any, keeper: _Keeper | None) -> None:
+        self.users = 0
+        self.keeper = keeper
+        self.is_local = keeper is not None and _address() == LOCAL
+        self._ray = ray
+        self._connection = _connection(ray)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it is the one that calls go to."""
+        return self._ray.is_initialized() and _connection(self._ray) == self._connection
+
+
+_current: _Cluster | None = None
+
+
+class Membership:
+    """One pool's share in a cluster.
+
+    Attributes:
+        is_local: Whether the cluster was started on this machine for such pools, and for nothing else.
+    """
+
+    def __init__(self, cluster: _Cluster) -> None:
+        cluster.users += 1
+        self.is_local = cluster.is_local
+        self._cluster: _Cluster | None = cluster
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether there still is such a cluster: somebody else may have shut it down."""
+        return self._cluster is not None and self._cluster.is_connected
+
+    def leave(self) -> None:
+        """Do without the cluster; the last one ends what `join` has begun. Blocks for a moment then."""
+        with _lock:
+            cluster, self._cluster = self._cluster, None
+            if cluster is None:
+                return
+            cluster.users -= 1
+            if cluster.users == 0 and cluster.keeper is not None:
+                cluster.keeper.end()
+
+
+async def join(num_cpus: int) -> Membership:
     """Join the cluster that this process is connected to, or that RAY_ADDRESS names, or else start one here.
+
+    Cancelling it waits until it has been joined, which nothing can keep Ray from, and leaves it.
 
     Args:
         num_cpus: How many CPUs one that is started has at least; they are what Ray counts, not what there is.
@@ -99,26 +163,40 @@ async def join(num_cpus: int) -> None:
     Raises:
         AioEnvsError: If the cluster that RAY_ADDRESS names cannot be reached.
     """
-    await aside(functools.partial(_join, num_cpus))
+    joined: list[Membership] = []
+    try:
+        await aside(lambda: joined.append(_join(num_cpus)))
+    except BaseException:
+        for membership in joined:
+            await aside(membership.leave)
+        raise
+    return joined[0]
 
 
-def _join(num_cpus: int) -> None:
-    global _users, _keeper
+def _join(num_cpus: int) -> Membership:
+    global _current
     ray = import_ray()
     with _lock:
         if not ray.is_initialized():
             keeper = _Keeper(num_cpus)
             keeper.joined.result()
-            _keeper, _users = keeper, 0
-        _users += 1
+            _current = _Cluster(ray, keeper)
+        elif _current is None or not _current.is_connected:
+            _current = _Cluster(ray, None)
+        return Membership(_current)
+
+
+def _address() -> str:
+    """Where the cluster is that is to be joined."""
+    return os.environ.get("RAY_ADDRESS", "") or LOCAL
 
 
 def _connect(ray: Any, num_cpus: int) -> None:
-    address = os.environ.get("RAY_ADDRESS", "local")
+    address = _address()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address in ("", "local"):
+    if address == LOCAL:
         most = max(num_cpus, os.cpu_count() or 1)
-        ray.init("local", num_cpus=most, include_dashboard=False, object_store_memory=STORE, **quiet)
+        ray.init(LOCAL, num_cpus=most, include_dashboard=False, object_store_memory=STORE, **quiet)
         return
     try:
         _knock(address)
@@ -139,16 +217,6 @@ def _knock(address: str) -> None:
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         socket.create_connection((host, int(port)), PATIENCE).close()
-
-
-def leave() -> None:
-    """Say that one fewer needs the cluster; the last ends what `join` has begun. Blocks for a moment then."""
-    global _users, _keeper
-    with _lock:
-        _users -= 1
-        if _users == 0 and _keeper is not None:
-            keeper, _keeper = _keeper, None
-            keeper.end()
 
 
 def resources() -> str:

@@ -18,6 +18,7 @@ from aioenvs.engine.ray_workers import RayActor, RayChannel
 from aioenvs.engine.replacing import ReplacingPool, WorkerOptions
 from aioenvs.engine.restarting import Restarting
 from aioenvs.engine.supervision import Worker
+from aioenvs.errors import AioEnvsError
 
 __all__ = ["RayPool", "RestartingRayPool"]
 
@@ -47,13 +48,23 @@ class RayPool(ReplacingPool):
         ray_options: Mapping[str, Any],
     ) -> None:
         super().__init__(groups, factories, kwargs, timeouts=timeouts, options=options)
-        self._ray_options = {"num_cpus": 1, **ray_options}
-        self._in_cluster = False
+        self._ray_options = ray_options
+        self._membership: ray_cluster.Membership | None = None
+        self._joining = asyncio.Lock()
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        """What Ray is asked for, for each host; of a cluster that is ours alone, what is needed need not be counted."""
+        is_ours = self._membership is not None and self._membership.is_local
+        return {"num_cpus": 0 if is_ours else 1, **self._ray_options}
 
     async def _prepare(self) -> None:
-        if not self._in_cluster:
-            await ray_cluster.join(math.ceil(len(self.groups) * self._ray_options["num_cpus"]))
-            self._in_cluster = True
+        async with self._joining:
+            if self._membership is not None and not self._membership.is_valid:
+                await self._give_back()
+            if self._membership is None:
+                num_cpus = self._ray_options.get("num_cpus", 1)
+                self._membership = await ray_cluster.join(math.ceil(len(self.groups) * num_cpus))
 
     def _allocate(self, nbytes: int) -> Any:
         return own_memory(nbytes)
@@ -62,7 +73,7 @@ class RayPool(ReplacingPool):
         ray = ray_cluster.connected_ray()
         options = {
             "scheduling_strategy": "SPREAD",
-            **self._ray_options,
+            **self._asked,
             "max_restarts": 0,  # a step that was lost is the pool's business
             "max_task_retries": 0,
             "max_concurrency": max(CALLS, 2 * len(self.groups[index]) + 8),
@@ -91,7 +102,7 @@ class RayPool(ReplacingPool):
         worker = self._workers.get(index)
         if worker is None or worker.process.pid is not None:
             return ""
-        asked = ", ".join(f"{name}={value!r}" for name, value in self._ray_options.items())
+        asked = ", ".join(f"{name}={value!r}" for name, value in self._asked.items())
         found = await ray_cluster.aside(ray_cluster.resources)
         return (
             f": Ray has found no place for it. Each of {len(self.groups)} hosts asks for {asked}; of the cluster, "
@@ -108,15 +119,22 @@ class RayPool(ReplacingPool):
             assert isinstance(channel, RayChannel)
             channel.cargo = Cargo(self.groups[index], self.families, self.arrays)
 
+    async def _caught_up(self) -> None:
+        if self._membership is not None and not self._membership.is_valid:  # nobody else says so before they are asked
+            for worker in self._workers.values():
+                assert isinstance(worker.process, RayActor)
+                worker.process.died(AioEnvsError(ray_cluster.SHUT_DOWN))
+        await super()._caught_up()
+
     async def _give_back(self) -> None:
-        if self._in_cluster:
-            self._in_cluster = False
-            await ray_cluster.aside(ray_cluster.leave)
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            await ray_cluster.aside(membership.leave)
 
     def _give_up(self) -> None:
-        if self._in_cluster:
-            self._in_cluster = False
-            ray_cluster.leave()
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            membership.leave()
 
 
 class RestartingRayPool(Restarting, RayPool):

@@ -93,9 +93,11 @@ class Restarting(ReplacingPool):
             if isinstance(seed := own.kwargs.get("seed"), int | np.integer):
                 self._seeds[env] = int(seed)
         outcome = await super().reset(lease, arguments)
+        await self._replacements(envs)
         while again := self._take_lost(envs):
             lease = lease.renewed()._replace(selection=self.select(sorted(again)))
             more = await super().reset(lease, arguments)
+            await self._replacements(envs)
             outcome.failures |= more.failures
             outcome.objects |= more.objects
         self._use_seeds(envs)
@@ -116,6 +118,7 @@ class Restarting(ReplacingPool):
     async def _with_lost(self, steps: Steps, envs: Collection[int]) -> Outcome:
         """What came of a step, and of its envs those that were lost before or with it."""
         outcome = await steps
+        await self._replacements(envs)
         if lost := self._take_lost(envs):
             outcome.lost = frozenset(lost)
             outcome.objects |= {env: {ROOT: loss.objects} for env, loss in lost.items() if loss.objects}
@@ -123,6 +126,11 @@ class Restarting(ReplacingPool):
                 what = f"{describe_envs(tuple(lost))} lost this step with the worker, and began a new episode"
                 outcome.failures = {env: annotate(passable(each), what) for env, each in outcome.failures.items()}
         return outcome
+
+    async def _replacements(self, envs: Collection[int]) -> None:
+        """Wait for workers that others replace meanwhile, whose envs write to rows that are about to be read."""
+        if self._replacing:
+            await self._revive(self.select(sorted(env for env in envs if self.host_of(env) in self._replacing)))
 
     def _take_lost(self, envs: Collection[int]) -> dict[int, Loss]:
         """Those of these envs that were lost, which their caller hears of now."""
