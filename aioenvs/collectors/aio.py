@@ -25,6 +25,7 @@ from aioenvs.collectors.ways import Way
 from aioenvs.device import Device, checked_device
 from aioenvs.engine.driving import driven
 from aioenvs.errors import ClosedError, ConcurrencyError
+from aioenvs.keywords import hints_at_keywords
 
 __all__ = ["AsyncCollector"]
 
@@ -89,6 +90,7 @@ class AsyncCollector(Progressing):
     [torch.Size([4, 10]), torch.Size([4, 10])]
     """
 
+    @hints_at_keywords
     def __init__(
         self,
         env: AsyncEnvs,

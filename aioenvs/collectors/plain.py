@@ -17,6 +17,7 @@ from aioenvs.collectors.aio import AsyncCollector
 from aioenvs.collectors.progress import Progressing
 from aioenvs.device import Device
 from aioenvs.engine.portal import Immediate
+from aioenvs.keywords import hints_at_keywords
 
 __all__ = ["Collector"]
 
@@ -53,6 +54,7 @@ class Collector(Progressing):
     [torch.Size([4, 10]), torch.Size([4, 10])]
     """
 
+    @hints_at_keywords
     def __init__(
         self,
         env: BatchedEnvBase,

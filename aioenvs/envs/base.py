@@ -16,6 +16,7 @@ from aioenvs.envs.check import check_env_specs
 from aioenvs.envs.described import INPUTS, OUTPUTS
 from aioenvs.envs.transitions import Transitions
 from aioenvs.errors import ClosedError
+from aioenvs.keywords import hints_at_keywords
 from aioenvs.rollout import RolloutOptions, Steps, drive, rollout
 from aioenvs.specs import Composite
 from aioenvs.specs.base import as_device
@@ -113,6 +114,7 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
                     state[name][f"full_{kind}_spec"] = Composite(shape=state[name].shape)
         return env
 
+    @hints_at_keywords
     def __init__(
         self,
         *,
@@ -211,6 +213,7 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
     def run_type_checks(self, run_type_checks: bool) -> None:
         self.__dict__["_run_type_checks"] = run_type_checks
 
+    @hints_at_keywords
     def rollout(
         self,
         max_steps: int,

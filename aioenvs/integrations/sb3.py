@@ -22,6 +22,7 @@ from aioenvs.integrations import explained
 from aioenvs.integrations.vectors.blocking import Vector, one_each
 from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
 from aioenvs.integrations.vectors.inside import assign, is_wrapped
+from aioenvs.keywords import hints_at_keywords
 
 try:
     import gymnasium
@@ -71,6 +72,7 @@ class AioVecEnv(VecEnv):
     >>> env.close()
     """
 
+    @hints_at_keywords
     def __init__(
         self,
         env_fns: Any,

@@ -20,6 +20,7 @@ from aioenvs.integrations.vectors.blocking import Vector, one_each
 from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
 from aioenvs.integrations.vectors.infos import batch_infos
 from aioenvs.integrations.vectors.inside import ask, assign
+from aioenvs.keywords import hints_at_keywords
 
 try:
     from gymnasium.vector import AutoresetMode
@@ -93,6 +94,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
     >>> envs.close()
     """
 
+    @hints_at_keywords
     def __init__(
         self,
         env_fns: Any,
