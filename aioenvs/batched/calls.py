@@ -15,6 +15,7 @@ from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool
 from aioenvs.envs.described import Described
 from aioenvs.errors import AioEnvsError
+from aioenvs.hints import describe
 
 __all__ = ["AsyncCalls"]
 
@@ -183,8 +184,11 @@ class AsyncCalls(Described):
             timeout: Seconds that it may take; None for `step_timeout`.
 
         Raises:
+            TypeError: If it is no dict.
             KeyError: If it has states for some of the envs only; or if `strict`, for more envs than there are.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"expected a dict that state_dict returned, got {describe(state_dict)}")
         names = [f"worker{index}" for index in range(self.num_workers)]
         missing = [name for name in names if name not in state_dict]
         surplus = [name for name in state_dict if name not in names]
