@@ -10,6 +10,7 @@ from typing import Any
 from aioenvs.batched.requests import each_of
 from aioenvs.batched.scope import Scope
 from aioenvs.batched.statistics import Statistics
+from aioenvs.elsewhere import hint_at, not_for_transforms
 from aioenvs.engine.adapters import Attribute, Call
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool
@@ -24,6 +25,8 @@ COMMANDS = {"get": "get_attr", "set": "set_attr"}  # what those kinds of calls a
 
 class AsyncCalls(Described):
     """Calls of what the envs have besides resets and steps, as coroutines."""
+
+    _inplace_update = not_for_transforms
 
     @property
     @abstractmethod
@@ -46,7 +49,9 @@ class AsyncCalls(Described):
             AttributeError: Always.
         """
         hint = "" if name.startswith("_") else f"; for the envs' own use await get_attr({name!r}) or call({name!r})"
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}{hint}{hint_at(name)}", name=name, obj=self
+        )
 
     async def call(self, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of every env.

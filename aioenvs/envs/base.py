@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Self, TypeVar
 import torch
 from tensordict import TensorDictBase
 
+from aioenvs.elsewhere import hint_at
 from aioenvs.engine.seeding import seed_chain
 from aioenvs.envs.check import check_env_specs
 from aioenvs.envs.described import INPUTS, OUTPUTS
@@ -145,6 +146,19 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
     @abstractmethod
     def _set_seed(self, seed: int | None) -> Any:
         raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        """A parameter, buffer or module.
+
+        Raises:
+            AttributeError: If there is none of this name.
+        """
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if hint := hint_at(name):
+                raise AttributeError(f"{error}{hint}", name=name, obj=self) from None
+            raise
 
     # Sizes and devices
 

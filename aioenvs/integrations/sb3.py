@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aioenvs.batched.config import BatchConfig
+from aioenvs.elsewhere import hint_at
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError
@@ -284,6 +285,16 @@ class AioVecEnv(VecEnv):
             )
             return [None] * self.num_envs
         return self.env_method("render")
+
+    def __getattr__(self, name: str) -> Any:
+        """Say who has what another library may ask for.
+
+        Raises:
+            AttributeError: Always.
+        """
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}{hint_at(name)}", name=name, obj=self
+        )
 
     # -- the end ----------------------------------------------------------------------------------------
 

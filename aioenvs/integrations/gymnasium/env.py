@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from aioenvs.batched.config import BatchConfig
+from aioenvs.elsewhere import hint_at
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError
@@ -334,6 +335,16 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
     def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
         """The seeds of the envs' own random generators."""
         return self.get_attr("np_random_seed")
+
+    def __getattr__(self, name: str) -> Any:
+        """Say who has what another library may ask for.
+
+        Raises:
+            AttributeError: Always.
+        """
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}{hint_at(name)}", name=name, obj=self
+        )
 
     # -- the end ----------------------------------------------------------------------------------------
 
