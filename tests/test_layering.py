@@ -45,7 +45,7 @@ LAYERS = (
     ("aioenvs.collectors", "aioenvs.integrations", "aioenvs.testing"),
     ("aioenvs",),  # the lazy root: whoever imports it can reach every face
     ("aioenvs.report", "aioenvs.advice", "aioenvs.messages"),
-    ("aioenvs.trials",),
+    ("aioenvs.targets", "aioenvs.trials"),
     ("aioenvs.bench",),
     ("aioenvs.cli",),
     ("aioenvs.__main__",),
