@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from aioenvs.advice import Advice, Measured, Profile, duration, recommend, settings_to_try
-from aioenvs.messages import (
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    CommandError,
-    check_env_id,
-    describe,
-    describe_failure,
-    look_here,
-)
+from aioenvs.messages import EXIT_INTERRUPTED, CommandError, describe_failure
+from aioenvs.targets import factory_named
 
-__all__ = ["BenchOptions", "bench", "factory_named", "profile_rows", "result_rows"]
+__all__ = ["BenchOptions", "bench", "profile_rows", "result_rows"]
 
 
 @dataclass(frozen=True)
@@ -32,48 +22,6 @@ class BenchOptions:
     num_workers: int = 8
     num_processes: Sequence[int] | None = None
     seconds: float = 1.5
-
-
-def factory_named(target: str) -> Any:
-    """Find what makes the env.
-
-    Args:
-        target: A Gymnasium id, `module:id`, or `module:factory`, where the factory may be an attribute of an attribute.
-            The working directory is one of the places where the module is looked for.
-
-    Returns:
-        The callable, or the id.
-
-    Raises:
-        CommandError: If there is no such thing.
-    """
-    module_name, colon, path = target.partition(":")
-    if not colon or not all(part.isidentifier() for part in path.split(".")):
-        check_env_id(target)
-        return target
-    look_here()
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:  # importing a module may raise anything
-        raise CommandError(f"cannot import {module_name!r}: {describe(error)}", EXIT_USAGE) from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            return _id_instead(target, found, part)
-        found = getattr(found, part)
-    if not callable(found):
-        raise CommandError(f"{target!r} is {found!r}, which cannot be called to make an env", EXIT_USAGE)
-    return found
-
-
-def _id_instead(target: str, holder: Any, missing: str) -> str:
-    """The target as an id of Gymnasium's, or an error that says what may be meant."""
-    with contextlib.suppress(CommandError):
-        check_env_id(target)
-        return target
-    near = difflib.get_close_matches(missing, [name for name in dir(holder) if not name.startswith("_")], n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    where = getattr(holder, "__name__", repr(holder))
-    raise CommandError(f"{where!r} has no factory {missing!r}{hint}, and Gymnasium knows no id {target!r}", EXIT_USAGE)
 
 
 def bench(options: BenchOptions) -> int:

@@ -11,19 +11,27 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from aioenvs.bench import BenchOptions, bench
-from aioenvs.messages import EXIT_INTERRUPTED, CommandError, check_env_id, describe_failure
+from aioenvs.messages import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, describe_failure
 from aioenvs.report import EpisodeStats, RunOptions, RunReport, live_line, print_summary, private_memory
+from aioenvs.targets import factory_named
 
 if TYPE_CHECKING:
     import asyncio
+
+    from tensordict import TensorDictBase
 
     from aioenvs import AsyncParallelEnv, AsyncSerialEnv
 
 __all__ = ["main"]
 
+TARGET = "ENV_ID|module:factory"
+TARGET_HELP = (
+    "a Gymnasium id such as CartPole-v1, module:id, or what makes an environment: module:factory or "
+    "path/to/file.py:factory"
+)
 MAX_SEED = 2**32 - 1
 MAX_WORKERS = 65535
 
@@ -84,18 +92,28 @@ def _add_run_command(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )
     run.set_defaults(parser=run)
     add, count, workers = run.add_argument, _integer(1), _integer(1, MAX_WORKERS)
-    add("env_id", metavar="ENV_ID", help="a Gymnasium id such as CartPole-v1, or module:id")
+    add("target", metavar=TARGET, help=TARGET_HELP)
     add("--num-workers", type=workers, metavar="N", help="number of environments (default: 8)")
     add(
         "--num-processes",
         type=count,
         metavar="N",
-        help="processes that host them (default: one a core), or threads (one each)",
+        help="processes or Ray actors that host them (default: one a core), or threads (default: one each)",
     )
     add("--steps", type=count, metavar="N", help="steps of each environment (default: 1000)")
     add("--seed", type=_integer(0, MAX_SEED), metavar="S", help="makes environments and actions repeatable")
-    add("--backend", choices=["process", "thread", "serial"], help="where environments live (default: process)")
-    add("--start-method", choices=["spawn", "forkserver", "fork"], help="how the processes start")
+    add(
+        "--backend",
+        choices=["process", "thread", "serial", "ray"],
+        help="where environments live (default: process): in processes; in threads of this one, for those that wait "
+        "or compute outside of Python's lock; in this thread, one after the other; or in actors of a Ray cluster, "
+        "which needs pip install 'aioenvs[ray]' and is the one that RAY_ADDRESS names, or else one of this machine",
+    )
+    add(
+        "--start-method",
+        choices=["spawn", "forkserver", "fork"],
+        help="how the processes start (default: forkserver)",
+    )
 
 
 def _add_bench_command(commands: "argparse._SubParsersAction[_Parser]") -> None:
@@ -110,7 +128,7 @@ def _add_bench_command(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )
     command.set_defaults(parser=command)
     add = command.add_argument
-    add("target", metavar="ENV_ID|module:factory", help="a Gymnasium id, module:id, or a callable of a module")
+    add("target", metavar=TARGET, help=TARGET_HELP)
     add("--num-workers", type=_integer(1, MAX_WORKERS), metavar="N", help="number of environments (default: 8)")
     add(
         "--num-processes",
@@ -152,7 +170,8 @@ def check_options(options: RunOptions) -> None:
     """
     backend = options.backend
     if backend != "process" and options.start_method is not None:
-        raise UsageError(f"--start-method has no meaning with --backend {backend}, which starts no process")
+        why = "whose actors Ray starts" if backend == "ray" else "which starts no process"
+        raise UsageError(f"--start-method has no meaning with --backend {backend}, {why}")
     if backend == "serial" and options.num_processes is not None:
         raise UsageError("--num-processes has no meaning with --backend serial, which starts no process")
     if options.num_processes is not None and options.num_processes > options.num_workers:
@@ -172,20 +191,35 @@ def run(options: RunOptions) -> int:
         The exit code.
 
     Raises:
-        CommandError: The environment id is unknown, Gymnasium is missing, or the run failed.
+        CommandError: There is no such environment, what it needs is missing, or the run failed.
     """
-    check_env_id(options.env_id, hint="It takes registered ids; for a function of your own see 'aioenvs bench'.")
+    if options.backend == "ray":
+        _check_ray()
+    factory = factory_named(options.target)
     report = RunReport(options, EpisodeStats(options.num_workers))
     exit_code = 0
     try:
-        _run_event_loop(report)
+        _run_event_loop(factory, report)
     except KeyboardInterrupt:
         exit_code = EXIT_INTERRUPTED
     print_summary(report)
     return exit_code
 
 
-def _run_event_loop(report: RunReport) -> None:
+def _check_ray() -> None:
+    from aioenvs.engine.ray_cluster import import_ray
+
+    try:
+        import_ray()
+    except ImportError as error:
+        raise CommandError(
+            f"--backend ray needs Ray, which cannot be imported ({error.__cause__}); to install it: "
+            "pip install 'aioenvs[ray]'",
+            EXIT_USAGE,
+        ) from error
+
+
+def _run_event_loop(factory: Any, report: RunReport) -> None:
     """Run to the end, with a live line on a terminal."""
     import asyncio
 
@@ -197,7 +231,7 @@ def _run_event_loop(report: RunReport) -> None:
         torch.manual_seed(report.options.seed)  # random actions come from torch's global generator
     try:
         with live_line(report) as show, asyncio.Runner(loop_factory=_event_loop_factory()) as runner:
-            runner.run(_step_all(report, show))
+            runner.run(_step_all(factory, report, show))
     except Exception as error:
         # What an environment raised carries notes. Anything else is a bug, and shows its traceback.
         if not isinstance(error, errors.AioEnvsError) and not hasattr(error, "__notes__"):
@@ -205,13 +239,13 @@ def _run_event_loop(report: RunReport) -> None:
         raise CommandError(describe_failure(error)) from error
 
 
-async def _step_all(report: RunReport, show: Callable[[], None]) -> None:
+async def _step_all(factory: Any, report: RunReport, show: Callable[[], None]) -> None:
     """Step the environments, keep the report current, and call `show` after every step.
 
     Cancelling it closes the environments and leaves in the report what was measured until then.
     """
     options = report.options
-    build = _env_factory(options)
+    build = _env_factory(factory, options)
     constructed = time.perf_counter()
     async with build() as env:
         try:
@@ -225,24 +259,36 @@ async def _step_all(report: RunReport, show: Callable[[], None]) -> None:
                 td, next_td = await env.step_and_maybe_reset(env.rand_action(td))
                 report.steps += 1
                 report.stepping_seconds = time.perf_counter() - started
-                reward, done = td["next", "reward"], td["next", "done"]
-                report.stats.update(reward.squeeze(-1).numpy(), done.squeeze(-1).numpy())
+                report.stats.update(*_rewards_and_ends(env, td))
                 td = next_td
                 show()
         finally:
             report.memory_bytes = private_memory(env.pids)
 
 
-def _env_factory(options: RunOptions) -> "Callable[[], AsyncParallelEnv | AsyncSerialEnv]":
+def _rewards_and_ends(env: "AsyncParallelEnv | AsyncSerialEnv", td: "TensorDictBase") -> "tuple[Any, Any]":
+    """For each env, the sum of all its rewards in a step, and whether its episode ended with any of its parts."""
+    import numpy as np
+
+    from aioenvs.mdp import done_mask
+
+    following, rewards = td["next"], np.zeros(env.num_workers)
+    for key in env.reward_keys:
+        rewards += following[key].cpu().numpy().reshape(env.num_workers, -1).sum(1)
+    done = done_mask(following, env.done_keys)
+    return rewards, done.cpu().numpy().reshape(env.num_workers, -1).any(1)
+
+
+def _env_factory(factory: Any, options: RunOptions) -> "Callable[[], AsyncParallelEnv | AsyncSerialEnv]":
     """Import what the run needs and return what constructs its environments."""
     from aioenvs import AsyncParallelEnv, AsyncSerialEnv
 
     if options.backend == "serial":
-        return partial(AsyncSerialEnv, options.num_workers, options.env_id)
+        return partial(AsyncSerialEnv, options.num_workers, factory)
     return partial(
         AsyncParallelEnv,
         options.num_workers,
-        options.env_id,
+        factory,
         num_processes=options.num_processes,
         backend=options.backend,
         mp_start_method=options.start_method,

@@ -29,13 +29,12 @@ def look_here() -> None:
         sys.path.insert(0, here)
 
 
-def check_env_id(env_id: str, *, hint: str = "") -> None:
+def check_env_id(env_id: str) -> None:
     """Check that Gymnasium knows an id, before anything is started.
 
     Args:
         env_id: A Gymnasium id, or ``module:id``. The module is imported; the working directory counts
             as one of the places to look for it, as it does for ``python -m``.
-        hint: What else may be meant by one with a module that is not registered.
 
     Raises:
         CommandError: Gymnasium is not installed, the id is not registered or not well formed, or its
@@ -46,8 +45,7 @@ def check_env_id(env_id: str, *, hint: str = "") -> None:
         find_spec(env_id)
     except Exception as error:  # Gymnasium's own, or what importing a module raised
         code = EXIT_FAILURE if getattr(error, "name", None) == "gymnasium" else EXIT_USAGE
-        further = [hint] if hint and ":" in env_id and not isinstance(error, ImportError) else []
-        raise CommandError(" ".join([one_line(error), *getattr(error, "__notes__", []), *further]), code) from error
+        raise CommandError(" ".join([one_line(error), *getattr(error, "__notes__", [])]), code) from error
 
 
 def one_line(error: BaseException) -> str:

@@ -34,7 +34,7 @@ REFRESH_SECONDS = 0.1
 class RunOptions:
     """What ``aioenvs run`` was asked to do; None leaves a choice to the library."""
 
-    env_id: str
+    target: str
     num_workers: int = 8
     num_processes: int | None = None
     steps: int = 1000
@@ -164,6 +164,8 @@ def summary_rows(report: RunReport) -> list[tuple[str, str]]:
     if report.options.backend == "process":
         rows.append(("worker processes", _number(report.num_processes, digits=0)))
         rows.append(("private memory of each", _memory_text(report.memory_bytes)))
+    elif report.options.backend == "ray":
+        rows.append(("actors", _number(report.num_processes, digits=0)))
     return rows
 
 
@@ -182,7 +184,7 @@ def print_summary(report: RunReport) -> None:
     from rich.table import Table
 
     suffix = "" if report.complete else " (interrupted)"
-    table = Table(title=escape(report.options.env_id + suffix), show_header=False)
+    table = Table(title=escape(report.options.target + suffix), show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
     for row in summary_rows(report):
@@ -209,7 +211,7 @@ def live_line(report: RunReport) -> Iterator[Callable[[], None]]:
     columns = (name, BarColumn(bar_width=10), MofNCompleteColumn(), status)
     # Redrawn by the event loop itself: no thread that could be left over after an interrupt.
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
-        task = progress.add_task(report.options.env_id, total=report.options.steps, status="starting")
+        task = progress.add_task(report.options.target, total=report.options.steps, status="starting")
         progress.refresh()
         shown = -math.inf
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from aioenvs.hints import describe
 from aioenvs.mdp import any_done, done_mask, merged, next_root, terminated_or_truncated
 from aioenvs.mdp.advance import is_node
 from aioenvs.mdp.done import nodes_of
@@ -155,6 +156,8 @@ def _beginning(env: Steppable, start: TensorDictBase | None, options: RolloutOpt
         return (yield from settle(env.reset(start)))
     if start is None:
         raise RuntimeError("rollout with auto_reset=False needs the tensordict to begin with")
+    if not isinstance(start, TensorDictBase):
+        raise TypeError(f"expected a TensorDict of shape {tuple(env.batch_size)} to begin with, got {describe(start)}")
     if any_done(start, _every_key(env, "done")):
         start = start.copy()
         terminated_or_truncated(start, getattr(env, "full_done_spec", None))

@@ -22,8 +22,9 @@ from tensordict import TensorDict
 
 from aioenvs import cli, trials
 from aioenvs.advice import GOOD_ENOUGH, MOST_TRIED, Measured, Profile, Setting, duration, recommend, settings_to_try
-from aioenvs.bench import BenchOptions, factory_named, profile_rows, result_rows
+from aioenvs.bench import BenchOptions, profile_rows, result_rows
 from aioenvs.messages import CommandError
+from aioenvs.targets import factory_named
 from aioenvs.testing import CountingEnv, FailingEnv
 from aioenvs.trials import profile_of, size_of, try_all
 

@@ -160,6 +160,12 @@ def test_failure_names_error_cause_and_notes() -> None:
         ("run CartPole-v1 --backend serial --start-method fork", "--start-method has no meaning"),
         ("run CartPole-v1 --backend serial --num-processes 1", "--num-processes has no meaning"),
         ("run CartPole-v1 --backend thread --start-method fork", "--start-method has no meaning"),
+        ("run CartPole-v1 --backend ray --start-method fork", "--backend ray, whose actors Ray starts"),
+        ("run CartPole-v1 --backend ray --num-processes 9", "--num-processes 9 is more than --num-workers 8"),
+        ("run CartPole-v1 --backend thread --num-processes 9", "--num-processes 9 is more than --num-workers 8"),
+        ("run CartPole-v1 --backend ray --num-processes 1.5", "expected an integer of at least 1, got '1.5'"),
+        ("run CartPole-v1 --num-workers 99999", "expected an integer from 1 to 65535, got '99999'"),
+        ("run CartPole-v1 --num-workers", "--num-workers: expected one argument"),
         ("run CartPole-v1 --backend threads", "invalid choice: 'threads'"),
         ("run CartPole-v1 --num-wrokers 4", "--num-wrokers 4 (did you mean --num-workers?)"),
         ("run CartPole-v1 --num-work 4", "--num-work 4 (did you mean --num-workers?)"),
@@ -201,11 +207,42 @@ def test_known_env_ids_pass(env_id: str) -> None:
     assert check_env_id(env_id) is None
 
 
-def test_a_factory_of_ones_own_is_pointed_to_bench(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "gymnasium:make_env"]) == 2
-    assert "aioenvs bench" in capsys.readouterr().err
-    assert cli.main(["run", "NoSuchEnv-v0"]) == 2
-    assert "aioenvs bench" not in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["run", "bench"])
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("gymnasium:make_vce", "'gymnasium' has no factory 'make_vce' (did you mean 'make_vec'?)"),
+        ("no_such_file.py:make", "there is no file 'no_such_file.py'"),
+        ("envs_of_mine.py", "'envs_of_mine.py' is a file; say which factory of it, such as envs_of_mine.py:make_env"),
+        ("envs_of_mine.py:", "'envs_of_mine.py' is a file; say which factory of it"),
+        ("envs_of_mine.py:mkae", "'envs_of_mine' has no factory 'mkae' (did you mean 'make'?)"),
+        ("envs_of_mine.py:NUMBER", "'envs_of_mine:NUMBER' is 3, which cannot be called to make an env"),
+        ("envs_of_mine.py:Own-v7", "version `v7` for environment `Own` doesn't exist"),
+        ("folder/broken_envs_of_mine.py:make", "cannot import 'broken_envs_of_mine': ZeroDivisionError"),
+        ("folder/random.py:make", "'folder/random.py' cannot be imported, since another module is called 'random'"),
+    ],
+)
+@pytest.mark.usefixtures("own_envs")
+@pytest.mark.filterwarnings("ignore:.*Overriding environment Own:UserWarning")
+def test_a_factory_that_is_not_there_is_one_line(
+    command: str, target: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([command, target]) == 2
+    output = capsys.readouterr()
+    (line,) = output.err.splitlines()
+    assert line.startswith(f"aioenvs {command}: error: ")
+    assert message in line
+    assert output.out == ""
+
+
+def test_missing_ray_is_a_usage_error_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert cli.main(["run", "CartPole-v1", "--backend", "ray"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("aioenvs run: error: --backend ray needs Ray")
+    assert line.endswith("pip install 'aioenvs[ray]'")
 
 
 def test_missing_gymnasium_says_what_to_install(
@@ -236,6 +273,7 @@ def test_defaults_in_the_help_are_those_used(capsys: pytest.CaptureFixture[str])
     assert f"number of environments (default: {options.num_workers})" in text
     assert f"steps of each environment (default: {options.steps})" in text
     assert f"where environments live (default: {options.backend})" in text
+    assert "pip install 'aioenvs[ray]'" in text
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -245,6 +283,104 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 # -- runs ---------------------------------------------------------------------------------------------
+
+OWN_ENVS = """
+import gymnasium as gym
+import numpy as np
+
+from aioenvs.testing import CountingEnv, NestedCountingEnv
+
+NUMBER = 3
+
+
+class Made(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), 2.0, self.steps == 5, False, {}
+
+
+def make():
+    return Made()
+
+
+def parts():
+    return CountingEnv(batch_size=(3,))
+
+
+gym.register("Own-v0", Made)
+"""
+
+
+@pytest.fixture
+def own_envs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with files that have factories, and one that cannot be imported."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for file in (tmp_path / "envs_of_mine.py", folder / "more_envs_of_mine.py", folder / "random.py"):
+        file.write_text(OWN_ENVS)
+    (folder / "broken_envs_of_mine.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("envs_of_mine", "more_envs_of_mine", "broken_envs_of_mine"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("backend", ["process", "thread", "serial"])
+@pytest.mark.parametrize(
+    ("target", "score"),
+    [
+        ("envs_of_mine:make", "10.0 ± 0.0"),
+        ("folder/more_envs_of_mine.py:make", "10.0 ± 0.0"),
+        ("folder/more_envs_of_mine.py:Own-v0", "10.0 ± 0.0"),
+        ("envs_of_mine.py:CountingEnv", "5.0 ± 0.0"),
+        ("envs_of_mine.py:NestedCountingEnv", "5.0 ± 0.0"),
+        ("envs_of_mine.py:parts", "15.0 ± 0.0"),
+    ],
+)
+@pytest.mark.usefixtures("own_envs")
+@pytest.mark.filterwarnings("ignore:.*Overriding environment Own:UserWarning")
+def test_a_factory_is_run(backend: str, target: str, score: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", target, "--backend", backend, "--num-workers", "2", "--steps", "15"]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    table = table_of(output.out)
+    assert table["episodes"] == "6"
+    assert table["return (mean ± std)"] == score
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_actors_of_a_ray_cluster(own_envs: Path) -> None:
+    command = [sys.executable, "-m", "aioenvs", "run", "folder/more_envs_of_mine.py:make", "--backend", "ray"]
+    options = ["--num-workers", "3", "--num-processes", "2", "--steps", "10"]
+    settings = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, cwd=own_envs, env=settings)
+    assert done.returncode == 0, done.stderr
+    table = table_of(done.stdout)
+    assert table["episodes"] == "6"
+    assert table["return (mean ± std)"] == "10.0 ± 0.0"
+    assert table["actors"] == "2"
+    assert "worker processes" not in table
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(120)
+def test_a_cluster_that_is_not_there(own_envs: Path) -> None:
+    command = [sys.executable, "-m", "aioenvs", "run", "CartPole-v1", "--backend", "ray"]
+    settings = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=own_envs, env=settings)
+    assert done.returncode == 1
+    assert "no Ray cluster could be reached at RAY_ADDRESS='127.0.0.1:1'" in done.stderr
+    assert "Traceback" not in done.stderr
+
 
 FAILING_ENVS = """
 import os
@@ -359,10 +495,13 @@ def read_terminal(terminal: int, until: bytes | None = None) -> bytes:
     return received
 
 
-def test_ctrl_c_ends_a_run_with_what_was_measured() -> None:
+@pytest.mark.parametrize(
+    "backend", ["process", "thread", "serial", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.timeout(120)])]
+)
+def test_ctrl_c_ends_a_run_with_what_was_measured(backend: str) -> None:
     terminal, program_side = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "aioenvs", "run", "CartPole-v1", "--steps", "100000000"],
+        [sys.executable, "-m", "aioenvs", "run", "CartPole-v1", "--steps", "100000000", "--backend", backend],
         stdin=subprocess.DEVNULL,
         stdout=program_side,
         stderr=subprocess.PIPE,
@@ -384,7 +523,7 @@ def test_ctrl_c_ends_a_run_with_what_was_measured() -> None:
     assert "CartPole-v1 (interrupted)" in shown
     table = table_of(shown)
     assert 0 < int(table["steps of each"].replace(",", "")) < 100000000
-    assert workers
+    assert bool(workers) == (backend in ("process", "ray"))
     assert psutil.wait_procs(workers, timeout=5)[1] == []
 
 

@@ -22,11 +22,11 @@ MODULES = {
 
 PURE = {
     f"aioenvs.engine.{name}" for name in ("protocol", "layout", "slots", "metadata", "turns", "seeding", "driving")
-} | {"aioenvs.errors"}
+} | {"aioenvs.errors", "aioenvs.keywords", "aioenvs.hints", "aioenvs.elsewhere"}
 
 # Lowest first. A module belongs to the longest prefix of its name that stands here, and imports nothing from above.
 LAYERS = (
-    ("aioenvs.errors",),
+    ("aioenvs.errors", "aioenvs.keywords", "aioenvs.hints", "aioenvs.elsewhere"),
     (
         "aioenvs.engine.protocol",
         "aioenvs.engine.layout",
@@ -46,7 +46,7 @@ LAYERS = (
     ("aioenvs.collectors", "aioenvs.integrations", "aioenvs.testing"),
     ("aioenvs",),  # the lazy root: whoever imports it can reach every face
     ("aioenvs.report", "aioenvs.advice", "aioenvs.messages"),
-    ("aioenvs.trials",),
+    ("aioenvs.targets", "aioenvs.trials"),
     ("aioenvs.bench",),
     ("aioenvs.cli",),
     ("aioenvs.__main__",),

@@ -9,6 +9,7 @@ from aioenvs.batched.config import BatchConfig
 from aioenvs.batched.owner import AsyncBatchedEnv
 from aioenvs.device import Device
 from aioenvs.engine.pool import Timeouts
+from aioenvs.keywords import hints_at_keywords, signed_as
 
 __all__ = ["AsyncParallelEnv", "AsyncSerialEnv"]
 
@@ -109,12 +110,7 @@ class AsyncParallelEnv(AsyncBatchedEnv):
     (torch.Size([4, 1]), torch.Size([4, 4]))
     """
 
-    def __new__(cls, *args: Any, serial_for_single: bool = False, **options: Any) -> Any:
-        """Make one, or an `AsyncSerialEnv` with the options that it has a use for."""
-        if serial_for_single and is_single(args, options):
-            return AsyncSerialEnv(*args, **without_hosts(options))
-        return super().__new__(cls)
-
+    @hints_at_keywords
     def __init__(
         self,
         num_workers: int,
@@ -172,6 +168,13 @@ class AsyncParallelEnv(AsyncBatchedEnv):
         )
         super().__init__(config, device)
 
+    @signed_as(__init__)
+    def __new__(cls, *args: Any, serial_for_single: bool = False, **options: Any) -> Any:
+        """Make one, or an `AsyncSerialEnv` with the options that it has a use for."""
+        if serial_for_single and is_single(args, options):
+            return AsyncSerialEnv(*args, **without_hosts(options))
+        return super().__new__(cls)
+
 
 class AsyncSerialEnv(AsyncBatchedEnv):
     """The same envs without processes, one after the other in the event loop's thread; coroutine envs at the same time.
@@ -210,6 +213,7 @@ class AsyncSerialEnv(AsyncBatchedEnv):
     torch.Size([2, 5])
     """
 
+    @hints_at_keywords
     def __init__(
         self,
         num_workers: int,

@@ -25,6 +25,7 @@ from aioenvs.engine.adapters import Call
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool
 from aioenvs.errors import AioEnvsError
+from aioenvs.keywords import hints_at_keywords
 from aioenvs.mdp import done_mask, terminated_or_truncated
 from aioenvs.rollout import RolloutOptions, rollout
 from aioenvs.specs import Composite
@@ -278,6 +279,7 @@ class AsyncEnvs(AsyncSteps):
         await self._scope()
         return await self.step(self.rand_action(tensordict), timeout=timeout)
 
+    @hints_at_keywords
     async def rollout(
         self,
         max_steps: int,

@@ -10,11 +10,13 @@ from typing import Any
 from aioenvs.batched.requests import each_of
 from aioenvs.batched.scope import Scope
 from aioenvs.batched.statistics import Statistics
+from aioenvs.elsewhere import hint_at, not_for_transforms
 from aioenvs.engine.adapters import Attribute, Call
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool
 from aioenvs.envs.described import Described
 from aioenvs.errors import AioEnvsError
+from aioenvs.hints import describe
 
 __all__ = ["AsyncCalls"]
 
@@ -23,6 +25,8 @@ COMMANDS = {"get": "get_attr", "set": "set_attr"}  # what those kinds of calls a
 
 class AsyncCalls(Described):
     """Calls of what the envs have besides resets and steps, as coroutines."""
+
+    _inplace_update = not_for_transforms
 
     @property
     @abstractmethod
@@ -45,7 +49,9 @@ class AsyncCalls(Described):
             AttributeError: Always.
         """
         hint = "" if name.startswith("_") else f"; for the envs' own use await get_attr({name!r}) or call({name!r})"
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}{hint}{hint_at(name)}", name=name, obj=self
+        )
 
     async def call(self, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of every env.
@@ -183,8 +189,11 @@ class AsyncCalls(Described):
             timeout: Seconds that it may take; None for `step_timeout`.
 
         Raises:
+            TypeError: If it is no dict.
             KeyError: If it has states for some of the envs only; or if `strict`, for more envs than there are.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"expected a dict that state_dict returned, got {describe(state_dict)}")
         names = [f"worker{index}" for index in range(self.num_workers)]
         missing = [name for name in names if name not in state_dict]
         surplus = [name for name in state_dict if name not in names]

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.calls import AsyncCalls
 from aioenvs.batched.statistics import Statistics
+from aioenvs.elsewhere import hint_at, not_for_transforms
 from aioenvs.engine.copying import Withheld
 from aioenvs.envs.base import EnvBase
 from aioenvs.errors import AioEnvsError, ConcurrencyError
@@ -35,6 +36,7 @@ class Forwarding(EnvBase):
     """Forwards what it does not have itself to the envs of a batch."""
 
     _env: AsyncEnvs
+    _inplace_update = not_for_transforms
 
     @abstractmethod
     def _run(self, coroutine: Any) -> Any:
@@ -94,7 +96,8 @@ class Forwarding(EnvBase):
             return super().__getattr__(name)
         if self._env._running_scope is None:
             raise AttributeError(
-                f"{self!r} has no {name!r} itself, and its envs are closed or not started; start() comes first",
+                f"{self!r} has no {name!r} itself, and its envs are closed or not started; start() comes first"
+                f"{hint_at(name)}",
                 name=name,
                 obj=self,
             )
@@ -102,7 +105,9 @@ class Forwarding(EnvBase):
             found = self._run(self._env._look_up(name, withheld=True))
         except AttributeError as error:
             raise AttributeError(
-                f"neither {self!r} nor its envs have the attribute {name!r}: {error}", name=name, obj=self
+                f"neither {self!r} nor its envs have the attribute {name!r}: {error}{hint_at(name)}",
+                name=name,
+                obj=self,
             ) from error
         except ConcurrencyError as error:
             raise AttributeError(

@@ -19,6 +19,7 @@ from aioenvs.device import Device, DeviceBackend, checked_device, require_device
 from aioenvs.engine.deadlines import outlast
 from aioenvs.engine.pool import Pool
 from aioenvs.errors import AioEnvsError, ClosedError
+from aioenvs.hints import Instead
 
 __all__ = ["AsyncBatchedEnv"]
 
@@ -195,6 +196,10 @@ class AsyncBatchedEnv(AsyncEnvs):
 
     def _remember(self, running: Running) -> None:
         self._known_signature = running.everything.signature
+
+    __enter__ = Instead(
+        "is entered by `async with`, within a coroutine; for `with` there are ParallelEnv and SerialEnv"
+    )
 
     async def __aenter__(self) -> Self:
         await self._started()

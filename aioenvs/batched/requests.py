@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from aioenvs.batched.exchange import Rows
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.seeding import seed_chain
 from aioenvs.errors import describe_envs
+from aioenvs.hints import describe
 from aioenvs.mdp import flat_key, reset_mask
 from aioenvs.trees import Key
 
@@ -55,8 +55,7 @@ def check_tensordict(td: Any, batch_size: torch.Size) -> None:
         TypeError: If it is none.
     """
     if not isinstance(td, TensorDictBase):
-        hint = "; it has to be awaited" if inspect.isawaitable(td) else ""
-        raise TypeError(f"expected a TensorDict of shape {tuple(batch_size)}, got {type(td).__name__}{hint}")
+        raise TypeError(f"expected a TensorDict of shape {tuple(batch_size)}, got {describe(td)}")
 
 
 def check_unlocked(td: TensorDictBase) -> None:

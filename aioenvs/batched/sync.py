@@ -17,6 +17,7 @@ from aioenvs.batched.owner import AsyncBatchedEnv
 from aioenvs.batched.plain import BatchedEnvBase
 from aioenvs.engine.portal import Immediate, LoopPortal, Portal
 from aioenvs.errors import ConcurrencyError
+from aioenvs.keywords import check_keywords
 
 RUNNING = frozenset(("_env", "_portal", "_callers_threads", "_known_index"))  # what a copy has anew
 
@@ -32,9 +33,11 @@ def arguments_of(
 
     def sign(own: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         signature = inspect.signature(init)
+        names = list(signature.parameters)[1:]
 
         @functools.wraps(init)
         def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            check_keywords(type(self).__name__, kwargs, names)
             try:
                 signature.bind(self, *args, **kwargs)
             except TypeError as error:

@@ -26,6 +26,8 @@ from aioenvs.collectors.ways import Way
 from aioenvs.device import Device, checked_device
 from aioenvs.engine.driving import driven
 from aioenvs.errors import ClosedError, ConcurrencyError
+from aioenvs.hints import Instead
+from aioenvs.keywords import hints_at_keywords
 
 __all__ = ["AsyncCollector"]
 
@@ -90,6 +92,7 @@ class AsyncCollector(Progressing):
     [torch.Size([4, 10]), torch.Size([4, 10])]
     """
 
+    @hints_at_keywords
     def __init__(
         self,
         env: AsyncEnvs,
@@ -142,6 +145,8 @@ class AsyncCollector(Progressing):
         return f"<{self._face} of {self._env!r}, {frames}{', closed' if self._is_closed else ''}>"
 
     # -- batches ----------------------------------------------------------------------------------------
+
+    __iter__ = Instead("is iterated by `async for`, within a coroutine; for `for` there is Collector")
 
     def __aiter__(self) -> Self:
         return self
@@ -364,6 +369,8 @@ class AsyncCollector(Progressing):
         finally:
             if closes:
                 await self._env.close(raise_if_closed=False)
+
+    __enter__ = Instead("is entered by `async with`, within a coroutine; for `with` there is Collector")
 
     async def __aenter__(self) -> Self:
         await self._env._scope()

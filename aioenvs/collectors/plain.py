@@ -17,6 +17,8 @@ from aioenvs.collectors.aio import AsyncCollector
 from aioenvs.collectors.progress import Progressing
 from aioenvs.device import Device
 from aioenvs.engine.portal import Immediate
+from aioenvs.hints import Instead
+from aioenvs.keywords import hints_at_keywords
 
 __all__ = ["Collector"]
 
@@ -53,6 +55,7 @@ class Collector(Progressing):
     [torch.Size([4, 10]), torch.Size([4, 10])]
     """
 
+    @hints_at_keywords
     def __init__(
         self,
         env: BatchedEnvBase,
@@ -103,6 +106,8 @@ class Collector(Progressing):
         return repr(self._collector)
 
     # -- batches ----------------------------------------------------------------------------------------
+
+    __aiter__ = Instead("is iterated by `for`; for `async for` there is AsyncCollector")
 
     def __iter__(self) -> Self:
         return self
@@ -172,6 +177,8 @@ class Collector(Progressing):
         finally:
             if self._env.is_closed:
                 self._env.close(raise_if_closed=False)  # the private loop goes with the envs
+
+    __aenter__ = Instead("is entered by `with`; for `async with` there is AsyncCollector")
 
     def __enter__(self) -> Self:
         self._env.__enter__()

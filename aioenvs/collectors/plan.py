@@ -129,7 +129,9 @@ def _rounded_up(name: str, frames: int, frames_per_batch: int) -> int:
 
 def _callers_level() -> int:
     """How far up the stack, seen from who asks, the code is that is not of this package."""
-    package = __name__.rpartition(".")[0]
+    package = __name__.partition(".")[0]
     frames = inspect.stack(0)[1:]
-    own = itertools.takewhile(lambda each: each.frame.f_globals.get("__name__", "").startswith(package), frames)
+    own = itertools.takewhile(
+        lambda each: each.frame.f_globals.get("__name__", "").partition(".")[0] == package, frames
+    )
     return 1 + sum(1 for _ in own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,6 +47,7 @@ def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:
         found = f"the class {env.__name__}" if isinstance(env, type) else repr(env)
         raise TypeError(
             f"the factory of env {env_index} returned {found}; it must return an env, with methods reset and step"
+            f"{', and so cannot be an `async def`' if inspect.iscoroutine(env) else ''}"
         )
     if hasattr(env, "output_spec") and hasattr(env, "input_spec"):
         refuse_coroutines(env, env_index)

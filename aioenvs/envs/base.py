@@ -11,11 +11,13 @@ from typing import Any, NoReturn, Self, TypeVar
 import torch
 from tensordict import TensorDictBase
 
+from aioenvs.elsewhere import hint_at
 from aioenvs.engine.seeding import seed_chain
 from aioenvs.envs.check import check_env_specs
 from aioenvs.envs.described import INPUTS, OUTPUTS
 from aioenvs.envs.transitions import Transitions
 from aioenvs.errors import ClosedError
+from aioenvs.keywords import hints_at_keywords
 from aioenvs.rollout import RolloutOptions, Steps, drive, rollout
 from aioenvs.specs import Composite
 from aioenvs.specs.base import as_device
@@ -113,6 +115,7 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
                     state[name][f"full_{kind}_spec"] = Composite(shape=state[name].shape)
         return env
 
+    @hints_at_keywords
     def __init__(
         self,
         *,
@@ -143,6 +146,19 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
     @abstractmethod
     def _set_seed(self, seed: int | None) -> Any:
         raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        """A parameter, buffer or module.
+
+        Raises:
+            AttributeError: If there is none of this name.
+        """
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if hint := hint_at(name):
+                raise AttributeError(f"{error}{hint}", name=name, obj=self) from None
+            raise
 
     # Sizes and devices
 
@@ -211,6 +227,7 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
     def run_type_checks(self, run_type_checks: bool) -> None:
         self.__dict__["_run_type_checks"] = run_type_checks
 
+    @hints_at_keywords
     def rollout(
         self,
         max_steps: int,

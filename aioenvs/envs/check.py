@@ -11,6 +11,7 @@ from tensordict import NonTensorStack, TensorDictBase
 
 from aioenvs.envs.described import NestedKey, by_depth
 from aioenvs.errors import SpecMismatchError
+from aioenvs.keywords import hints_at_keywords
 from aioenvs.specs import Composite, NonTensor, StackedComposite
 
 __all__ = ["check_async_env_specs", "check_env_specs"]
@@ -20,6 +21,7 @@ ROOT = ("observation", "done", "state", "action")
 NEXT = ("observation", "reward", "done")
 
 
+@hints_at_keywords
 def check_env_specs(
     env: Any,
     return_contiguous: bool | None = None,

@@ -18,6 +18,7 @@ from aioenvs.engine.streams import Generators
 from aioenvs.envs.info import Info, ReadsInfo
 from aioenvs.envs.wrapper import EnvWrapper
 from aioenvs.errors import SpecMismatchError
+from aioenvs.keywords import OWN, hints_at_keywords, keywords_of, passed_on
 from aioenvs.registry import find_spec
 from aioenvs.spaces import leaf_spec
 from aioenvs.specs import Bounded, Categorical, Composite, NonTensor, TensorSpec, Unbounded
@@ -56,6 +57,7 @@ class GymWrapper(ReadsInfo, EnvWrapper):
     (torch.Size([1]), torch.Size([1]), 200)
     """
 
+    @hints_at_keywords
     def __init__(
         self,
         env: Any,
@@ -151,7 +153,8 @@ class GymEnv(GymWrapper):
         spec = find_spec(env_name)
         import gymnasium
 
-        env = gymnasium.make(spec, **{"disable_env_checker": True, **kwargs})
+        with passed_on(kwargs, keywords_of(GymEnv.__init__), OWN):
+            env = gymnasium.make(spec, **{"disable_env_checker": True, **kwargs})
         self._env_name = env_name
         super().__init__(
             env,

@@ -16,6 +16,7 @@ from aioenvs.engine.pettingzoo_adapter import PettingZooAdapter
 from aioenvs.engine.streams import Generators
 from aioenvs.envs.marl import MarlGroupMapType, check_marl_grouping
 from aioenvs.envs.wrapper import EnvWrapper
+from aioenvs.keywords import OWN, hints_at_keywords, keywords_of, passed_on
 from aioenvs.spaces import composites
 from aioenvs.specs.base import DeviceLike
 from aioenvs.trees import Tree, region_trees
@@ -74,6 +75,7 @@ class PettingZooWrapper(EnvWrapper):
     (torch.Size([3]), torch.Size([1, 1]), torch.Size([1]))
     """
 
+    @hints_at_keywords
     def __init__(
         self,
         env: Any,
@@ -170,8 +172,10 @@ class PettingZooEnv(PettingZooWrapper):
         if not parallel:
             raise TypeError(f"expected parallel=True, found {parallel!r}: {AEC}")
         self.task_name = task
+        with passed_on(kwargs, keywords_of(PettingZooEnv.__init__), OWN):
+            env = _make_task(task, kwargs)
         super().__init__(
-            _make_task(task, kwargs),
+            env,
             return_state=return_state,
             group_map=group_map,
             use_mask=use_mask,

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
+from aioenvs.elsewhere import hint_at, not_for_transforms
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.gym_adapter import GymAdapter
 from aioenvs.engine.layout import Arrays, Key
@@ -34,6 +35,7 @@ class EnvWrapper(EnvBase):
     """
 
     _action_leaves: dict[Key, TensorSpec]
+    _inplace_update = not_for_transforms
 
     @abstractmethod
     def make_adapter(self, env_index: int, who: str, generators: Generators = Generators.LEFT) -> GymAdapter:
@@ -156,7 +158,13 @@ class EnvWrapper(EnvBase):
             if env is None or name.startswith("__"):
                 raise
         # a wrapper's attributes do not include those of what it wraps
-        return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
+        look_up = getattr(env, "get_wrapper_attr", functools.partial(getattr, env))
+        try:
+            return look_up(name)
+        except AttributeError as error:
+            if hint := hint_at(name):
+                raise AttributeError(f"{error}{hint}", name=name, obj=self) from None
+            raise
 
     def __setattr__(self, name: str, value: Any) -> None:
         env = self.__dict__.get("_env")

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aioenvs.batched.config import BatchConfig
+from aioenvs.elsewhere import hint_at
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError
@@ -22,6 +23,7 @@ from aioenvs.integrations import explained
 from aioenvs.integrations.vectors.blocking import Vector, one_each
 from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
 from aioenvs.integrations.vectors.inside import assign, is_wrapped
+from aioenvs.keywords import hints_at_keywords
 
 try:
     import gymnasium
@@ -71,6 +73,7 @@ class AioVecEnv(VecEnv):
     >>> env.close()
     """
 
+    @hints_at_keywords
     def __init__(
         self,
         env_fns: Any,
@@ -282,6 +285,16 @@ class AioVecEnv(VecEnv):
             )
             return [None] * self.num_envs
         return self.env_method("render")
+
+    def __getattr__(self, name: str) -> Any:
+        """Say who has what another library may ask for.
+
+        Raises:
+            AttributeError: Always.
+        """
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}{hint_at(name)}", name=name, obj=self
+        )
 
     # -- the end ----------------------------------------------------------------------------------------
 

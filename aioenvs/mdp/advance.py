@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, TensorDictBase
 
 from aioenvs.engine.layout import Key
+from aioenvs.hints import describe
 from aioenvs.specs.mapping import NestedKey
 
 __all__ = ["CONTROL", "Entries", "NestedKey", "filled", "flat_key", "is_node", "next_root", "step_mdp"]
@@ -55,6 +57,7 @@ def step_mdp(
         A TensorDict of the same batch size, device and dim names.
 
     Raises:
+        TypeError: If it has to be awaited.
         KeyError: If there is no `next`.
 
     >>> import torch
@@ -62,6 +65,8 @@ def step_mdp(
     >>> sorted(step_mdp(td).keys())
     ['observation']
     """
+    if inspect.isawaitable(tensordict):
+        raise TypeError(f"expected a step's result, a TensorDict, got {describe(tensordict)}")
     rewards, flags, actions = _hashable(reward_keys), _hashable(done_keys), _hashable(action_keys)
     excluded = (
         *(rewards if exclude_reward else ()),

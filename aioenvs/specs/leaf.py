@@ -11,6 +11,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import numpy as np
 import torch
 
+from aioenvs.keywords import hints_at_keywords
+
 from .base import DeviceLike, Lead, Rearrange, TensorSpec, as_device
 from .shapes import as_shape, concrete, ends_with
 
@@ -31,12 +33,14 @@ def dtype_or_device_first(
     """
 
     def decorate(init: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
+        hinting = hints_at_keywords(init)
+
         @wraps(init)
         def either(self: S, /, *args: Any, **kwargs: Any) -> None:
             if len(args) > position and isinstance(args[position], torch.dtype):
                 device = args[position + 1] if len(args) > position + 1 else kwargs.pop("device", None)
                 args = (*args[:position], device, args[position], *args[position + 2 :])
-            init(self, *args, **kwargs)
+            hinting(self, *args, **kwargs)
 
         return either
 

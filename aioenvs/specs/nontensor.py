@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, is_non_tensor, lazy_stack
 
+from aioenvs.keywords import hints_at_keywords
+
 from .base import DeviceLike, Lead
 from .leaf import LeafSpec, key_prefix, open_shape
 from .shapes import ends_with
@@ -32,6 +34,7 @@ class NonTensor(LeafSpec):
     ['go left', 'go left']
     """
 
+    @hints_at_keywords
     def __init__(
         self,
         shape: Iterable[int] | int = (1,),

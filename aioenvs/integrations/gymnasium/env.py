@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from aioenvs.batched.config import BatchConfig
+from aioenvs.elsewhere import hint_at
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError
@@ -20,6 +21,7 @@ from aioenvs.integrations.vectors.blocking import Vector, one_each
 from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
 from aioenvs.integrations.vectors.infos import batch_infos
 from aioenvs.integrations.vectors.inside import ask, assign
+from aioenvs.keywords import hints_at_keywords
 
 try:
     from gymnasium.vector import AutoresetMode
@@ -93,6 +95,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
     >>> envs.close()
     """
 
+    @hints_at_keywords
     def __init__(
         self,
         env_fns: Any,
@@ -332,6 +335,16 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
     def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
         """The seeds of the envs' own random generators."""
         return self.get_attr("np_random_seed")
+
+    def __getattr__(self, name: str) -> Any:
+        """Say who has what another library may ask for.
+
+        Raises:
+            AttributeError: Always.
+        """
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}{hint_at(name)}", name=name, obj=self
+        )
 
     # -- the end ----------------------------------------------------------------------------------------
 

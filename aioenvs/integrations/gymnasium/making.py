@@ -14,9 +14,12 @@ from gymnasium.envs.registration import EnvSpec
 from aioenvs.errors import AioEnvsError
 from aioenvs.integrations.gymnasium.env import AioVectorEnv
 from aioenvs.integrations.vectors.inside import make_wrapped
+from aioenvs.keywords import OWN, hints_at_keywords, keywords_of, passed_on
 from aioenvs.registry import find_spec
 
 __all__ = ["make_vec", "register", "vector_spec"]
+
+FOR_ALL = "{given!r} was passed on to each env; for all of them together it is vector_kwargs={{{meant!r}: ...}}"
 
 
 class _Maker:
@@ -38,6 +41,7 @@ class _Maker:
         return AioVectorEnv(make, num_envs, **self._settings)
 
 
+@hints_at_keywords
 def vector_spec(
     id: str | EnvSpec,
     *,
@@ -61,6 +65,7 @@ def vector_spec(
     return replace(copy.deepcopy(spec), vector_entry_point=maker, additional_wrappers=())
 
 
+@hints_at_keywords
 def register(
     id: str | EnvSpec,
     *,
@@ -101,7 +106,8 @@ def make_vec(
         **kwargs: Arguments of each env, for `gymnasium.make`.
     """
     spec = vector_spec(id, vector_kwargs=vector_kwargs, wrappers=wrappers or ())
-    envs: Any = gymnasium.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    with passed_on(kwargs, keywords_of(AioVectorEnv.__init__), FOR_ALL), passed_on(kwargs, keywords_of(make_vec), OWN):
+        envs: Any = gymnasium.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
     if not isinstance(envs, AioVectorEnv):
         raise AioEnvsError(f"gymnasium.make_vec made {envs!r} of the spec {spec!r}")
     return envs

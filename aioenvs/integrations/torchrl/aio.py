@@ -10,6 +10,7 @@ from aioenvs.batched.owner import AsyncBatchedEnv
 from aioenvs.envs.described import SpecIndex
 from aioenvs.integrations.torchrl.known import Known
 from aioenvs.integrations.torchrl.options import WORKERS, translated
+from aioenvs.keywords import signed_as
 
 __all__ = ["AsyncParallelEnv", "AsyncSerialEnv"]
 
@@ -130,16 +131,17 @@ class AsyncParallelEnv(_WithTheirSpecs, aio.AsyncParallelEnv):
     ('OneHot', torch.Size([4, 4]))
     """
 
+    def __init__(
+        self, num_workers: int, create_env_fn: Any, *, serial_for_single: bool = False, **options: Any
+    ) -> None:
+        super().__init__(num_workers, create_env_fn, **translated(options))
+
+    @signed_as(__init__)
     def __new__(cls, *args: Any, serial_for_single: bool = False, **options: Any) -> Any:
         """Make one, or an `AsyncSerialEnv` with the options that it has a use for."""
         if serial_for_single and is_single(args, options):
             return AsyncSerialEnv(*args, **{name: value for name, value in options.items() if name not in WORKERS})
         return super().__new__(cls)
-
-    def __init__(
-        self, num_workers: int, create_env_fn: Any, *, serial_for_single: bool = False, **options: Any
-    ) -> None:
-        super().__init__(num_workers, create_env_fn, **translated(options))
 
 
 class AsyncSerialEnv(_WithTheirSpecs, aio.AsyncSerialEnv):

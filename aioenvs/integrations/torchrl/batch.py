@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -26,6 +27,12 @@ CONSTRUCTED = ("auto_reset", "auto_reset_replace", "policy", "compile", "compile
 
 class _Unstarted(type(EnvBase)):  # type: ignore[misc]
     """Makes envs without looking at their specs, which are known once they were started."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of the constructor, for those who ask for the signature of the class."""
+        own = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return own.replace(parameters=list(own.parameters.values())[1:], return_annotation=inspect.Signature.empty)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if any(kwargs.get(name) for name in CONSTRUCTED):  # TorchRL wraps the env, for which it needs the specs

@@ -8,6 +8,7 @@ from aioenvs.batched import sync
 from aioenvs.batched.aio import is_single, without_hosts
 from aioenvs.integrations.torchrl.batch import BatchedEnv
 from aioenvs.integrations.torchrl.options import WORKERS, translated
+from aioenvs.keywords import signed_as
 
 __all__ = ["ParallelEnv", "SerialEnv"]
 
@@ -58,16 +59,17 @@ class ParallelEnv(BatchedEnv):
     torch.Size([4, 10])
     """
 
+    def __init__(
+        self, num_workers: int, create_env_fn: Any, *, serial_for_single: bool = False, **options: Any
+    ) -> None:
+        super().__init__(sync.ParallelEnv, num_workers, create_env_fn, translated(options))
+
+    @signed_as(__init__)
     def __new__(cls, *args: Any, serial_for_single: bool = False, **options: Any) -> Any:
         """Make one, or a `SerialEnv` with the options that it has a use for."""
         if serial_for_single and is_single(args, options):
             return SerialEnv(*args, **{name: value for name, value in options.items() if name not in WORKERS})
         return super().__new__(cls)
-
-    def __init__(
-        self, num_workers: int, create_env_fn: Any, *, serial_for_single: bool = False, **options: Any
-    ) -> None:
-        super().__init__(sync.ParallelEnv, num_workers, create_env_fn, translated(options))
 
     @classmethod
     def make_parallel(cls, *args: Any, num_envs: int = 1, **options: Any) -> Any:
