@@ -424,7 +424,7 @@ def test_what_was_not_closed_says_so_and_is_gone() -> None:
     gc.collect()
 
 
-@pytest.mark.parametrize("host", ["thread", "packed", "one each"])
+@pytest.mark.parametrize("host", HOSTS)
 def test_whoever_closes_while_another_thread_steps_is_told_so_and_can_close_later(host: str, gate: Gate) -> None:
     envs = AioVecEnv(counting({1: {"fault": gate.wait, "at": (1, 1)}}), **HOSTS[host])
     envs.reset()

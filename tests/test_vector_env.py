@@ -714,7 +714,7 @@ def test_it_has_what_the_peer_has() -> None:
     assert public - set(dir(AioVectorEnv)) == set()
 
 
-@pytest.mark.parametrize("host", ["thread", "packed", "one each"])
+@pytest.mark.parametrize("host", HOSTS)
 def test_whoever_closes_while_another_thread_steps_is_told_so_and_can_close_later(host: str, gate: Gate) -> None:
     envs = AioVectorEnv(counting({1: {"fault": gate.wait, "at": (1, 1)}}), **HOSTS[host])
     envs.reset()
