@@ -1,23 +1,29 @@
 """Closing succeeds in every state, and leaves nothing: the `no_leaks` fixture looks after each test here."""
 
 import asyncio
+import functools
 import gc
+import inspect
 import os
 import threading
+import unittest.mock
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import failing_envs as faults
 import psutil
 import pytest
+import torch
 from faces import PROCESS_FACES, Face, acting, call, in_thread, masked, observed
 from failing_envs import CountingEnv, Gate, numbered
 from processes import still_alive
 
-from aioenvs import AsyncParallelEnv
+from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
 from aioenvs.batched.config import START_METHODS
 from aioenvs.engine import process
-from aioenvs.errors import AioEnvsError, ClosedError, WorkerDiedError
+from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, WorkerDiedError
 
 start_methods = pytest.mark.parametrize("method", START_METHODS)
 
@@ -51,6 +57,94 @@ async def test_closed_twice_or_never_started(face: Face) -> None:
     with pytest.raises(ClosedError, match="closed already"):
         await call(env.close)
     await call(env.close, raise_if_closed=False)
+
+
+def in_the_middle_of_a_step(env: Any, gate: Gate, close: Callable[[], object]) -> list[list[int]]:
+    """What comes of a step in a thread that is at a gate while this one closes the envs."""
+
+    async def run() -> Any:
+        await call_here(env.reset)
+        return await call_here(env.step, acting([1, 2]))
+
+    with ThreadPoolExecutor(1) as threads:
+        step = threads.submit(asyncio.run, run())
+        gate.wait_for_arrival()
+        try:
+            close()
+        finally:
+            gate.open()
+    return observed(step.result())
+
+
+async def call_here(method: Callable[..., Any], *args: Any) -> Any:
+    result = method(*args)
+    return await result if inspect.isawaitable(result) else result
+
+
+@pytest.mark.parametrize("make", [AsyncSerialEnv, SerialEnv, functools.partial(ParallelEnv, backend="serial")])
+def test_envs_of_a_thread_are_not_closed_in_the_middle_of_its_step(make: Any, gate: Gate) -> None:
+    note = unittest.mock.Mock()
+    env = make(
+        2, CountingEnv, create_env_kwargs=numbered(2, {1: {"fault": gate.wait, "at": (1, 1)}}, on_close=lambda: note())
+    )
+    ended = asyncio.run if make is AsyncSerialEnv else bool
+
+    def close() -> None:
+        with pytest.raises(ConcurrencyError, match="in the middle of a call from another thread; let that end first"):
+            ended(env.close())
+        note.assert_not_called()
+        assert not env.is_closed
+
+    assert in_the_middle_of_a_step(env, gate, close) == [[0, 1, 1, 1], [1, 1, 1, 2]]
+    ended(env.close())
+    assert note.call_count == 2
+    assert env.is_closed
+
+
+@pytest.mark.parametrize("command", ["reset", "step", "call"])
+def test_envs_that_close_their_own_batch(command: str) -> None:
+    errors = []
+
+    class ClosesAll(CountingEnv):
+        def ask(self) -> None:
+            try:
+                env.close()
+            except ConcurrencyError as error:
+                errors.append(str(error))
+
+        def reset(self, **_: Any) -> Any:  # type: ignore[override]
+            self.ask()
+            return super().reset()
+
+        def step(self, action: Any) -> Any:
+            self.ask()
+            return super().step(action)
+
+    with SerialEnv(2, ClosesAll) as env:
+        td = env.reset()
+        errors.clear()
+        if command == "call":
+            env.call("ask")
+        else:
+            getattr(env, command)(td.set("action", torch.zeros(2, dtype=torch.int64)))
+        assert len(errors) == 2
+        assert all("code that they run themselves" in error for error in errors)
+    assert env.is_closed
+
+
+def test_a_command_that_begins_after_all_were_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with SerialEnv(2, CountingEnv) as env:
+        td = env.rand_action(env.reset())
+        pool = env._env._pool
+        monkeypatch.setattr(pool, "step", functools.partial(_closed_before, pool, pool.step))
+        with pytest.raises(ClosedError, match="were closed while a request waited"):
+            env.step(td)
+        env.close()
+
+
+def _closed_before(pool: Any, command: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    asyncio.run(pool.close())
+    return command(*args, **kwargs)
 
 
 async def test_used_after_close_they_open_again(face: Face) -> None:

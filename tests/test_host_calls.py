@@ -33,6 +33,17 @@ class HoldingEnv(Holding, CountingEnv):
 over_kinds = pytest.mark.parametrize("factory", [HoldingGymEnv, HoldingEnv], ids=["gymnasium", "torch"])
 
 
+def test_what_contains_itself_is_copied_as_it_is() -> None:
+    value: dict[str, Any] = {"product": torch.ones(1, requires_grad=True) * 2}
+    value["all"] = [value]
+    for keeps_graph in (True, False):
+        for copy in (copied, received):
+            kept = copy(value, keeps_graph=keeps_graph)
+            assert kept["all"][0] is kept
+            assert kept["product"] is not value["product"]
+            assert (kept["product"].grad_fn is not None) == keeps_graph
+
+
 @over_each_host
 @over_kinds
 async def test_what_an_env_answers_is_the_callers_own(face: TorchFace, factory: Any) -> None:

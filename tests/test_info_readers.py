@@ -185,6 +185,19 @@ class InfoOfPendulum(gymnasium.Wrapper):
 # -- readers with keys ----------------------------------------------------------------------------------
 
 
+def test_an_info_that_contains_itself_is_not_learned() -> None:
+    info: dict[str, Any] = {"speed": 1.0, "inner": {"lives": 3}}
+    info["inner"]["_all"] = info
+    reader = default_info_dict_reader()
+    reader.learn([info], [])
+    assert set(reader.info_spec.keys(True, True)) == {"speed", ("inner", "lives")}
+    with pytest.raises(SpecMismatchError, match=r"contains itself.* at \('inner', '_all'\); leave that entry out"):
+        default_info_dict_reader(ignore_private=False).learn([info], [])
+    default_info_dict_reader(["speed"], ignore_private=False).learn([info], [])
+    with pytest.raises(SpecMismatchError, match=r"contains itself.* at \('_all', 'inner'\)"):
+        default_info_dict_reader(["inner"], ignore_private=False).learn([info], [])
+
+
 def test_only_the_named_entries_are_read() -> None:
     env = GymWrapper(InfoEnv(RICH)).set_info_dict_reader(default_info_dict_reader(["lives", ("deep", "inner", "x")]))
     assert set(learned(env)) == {"lives", ("deep", "inner", "x")}

@@ -28,7 +28,7 @@ from stable_baselines3.common.vec_env import (
     VecMonitor,
     VecNormalize,
 )
-from vector_envs import Careless, Informer, StepFails, Surveyor
+from vector_envs import Careless, Endless, Informer, StepFails, Surveyor
 
 from aioenvs.errors import (
     ClosedError,
@@ -424,7 +424,16 @@ def test_what_was_not_closed_says_so_and_is_gone() -> None:
     gc.collect()
 
 
-@pytest.mark.parametrize("host", ["thread", "packed", "one each"])
+@pytest.mark.parametrize("host", HOSTS)
+def test_an_info_may_contain_itself_as_each_env_has_its_own(host: str) -> None:
+    with contextlib.closing(AioVecEnv([functools.partial(Endless, "self")] * 3, **HOSTS[host])) as envs:
+        envs.reset()
+        envs.step([1, 1, 1])
+        infos = envs.step([1, 1, 1])[-1]
+    assert all(info["all"]["all"]["inner"] == {"level": 1} for info in infos)
+
+
+@pytest.mark.parametrize("host", HOSTS)
 def test_whoever_closes_while_another_thread_steps_is_told_so_and_can_close_later(host: str, gate: Gate) -> None:
     envs = AioVecEnv(counting({1: {"fault": gate.wait, "at": (1, 1)}}), **HOSTS[host])
     envs.reset()

@@ -15,6 +15,7 @@ from torch_batches import differing, faces, stacked
 from torch_faces import GRAD_TORCH_FACES, Driver, TorchFace
 
 from aioenvs.envs import EnvBase
+from aioenvs.errors import SpecMismatchError
 from aioenvs.testing import (
     CountingEnv,
     DifferentiableEnv,
@@ -136,6 +137,21 @@ async def test_an_object_may_be_changed_as_soon_as_it_was_sent(face: TorchFace) 
         records = td.get(("next", "record")).tolist()
         assert {n: r["action"] for n, r in zip(td["env_index"].tolist(), records, strict=True)} == expected
         assert dict(zip(td["env_index"].tolist(), td.get("action").tolist(), strict=True)) == expected
+
+
+@over_some_faces
+async def test_an_object_that_contains_itself_is_not_sent(face: TorchFace) -> None:
+    """TensorDict would have to copy it for the result, which it could not."""
+    async with face.open(2, NonTensorEnv) as env:
+        await env.reset()
+        endless: dict[str, Any] = {"jump": 1}
+        endless["itself"] = endless
+        with pytest.raises(SpecMismatchError, match="contains itself"):
+            env.send(objects("a", endless))
+        assert env.outstanding == ()
+        env.send(objects("e", "f"))
+        td, _ = await env.recv(2)
+        assert td["next", "observation"].flatten().tolist() == [1] * 2
 
 
 @pytest.mark.parametrize("face", faces("packed", "async-one-each", torchrl=False))

@@ -351,6 +351,38 @@ def test_options_before_the_start() -> None:
             env.configure_parallel(num_threads=2)
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"pin_memory": True}, ValueError, "pin_memory"),
+        ({"memmap": True}, RuntimeError, "mutually exclusive.*give shared_memory=False"),
+        ({"num_processess": 2}, TypeError, "num_processess"),
+        ({"num_threads": 0}, ValueError, "num_threads"),
+    ],
+)
+def test_options_before_the_start_are_those_of_the_constructor(
+    make: Any, options: Any, error: Any, message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make(2, cartpole, **options)
+    env = make(2, cartpole)
+    with pytest.raises(error, match=message):
+        env.configure_parallel(**options)
+    assert env.configure_parallel(metadata_from_workers=None, auto_wrap_envs=False, policy_proof=1, daemon=True) is env
+    with env:  # what was refused has changed nothing
+        assert env.rollout(3).shape == (2, 3)
+
+
+def test_options_about_workers_before_the_start() -> None:
+    env = ours.ParallelEnv(2, cartpole, num_processes=1)
+    with env.configure_parallel(metadata_from_workers=True, memmap=True, shared_memory=False):
+        assert env.rollout(3).shape == (2, 3)
+    with pytest.raises(TypeError, match="mp_start_method"):
+        ours.SerialEnv(2, cartpole).configure_parallel(mp_start_method="fork")
+    with pytest.raises(TypeError, match="metadata_from_workers"):
+        ours.SerialEnv(2, cartpole).configure_parallel(metadata_from_workers=True)
+
+
 def test_the_options_of_torchrl() -> None:
     with ours.ParallelEnv(
         2,
@@ -434,6 +466,47 @@ def test_a_view_of_a_view_knows_the_factories_of_its_own_envs(make: Any) -> None
     with make(4, factories) as env:
         view = env[1:4][[2, 0]]
         assert [factories.index(factory) for factory in view.create_env_fn] == [3, 1]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda env: cloudpickle.loads(cloudpickle.dumps(env))])
+def test_a_copied_view_is_a_view(make: Any, copied: Any) -> None:
+    with make(4, cartpole) as env:
+        env.reset()
+        view = copied(env[1:4][[2, 0]])
+        assert type(view) is type(env)
+        assert (view._envs.env_index, view.num_workers) == ((3, 1), 2)
+        assert (view.whole is env) == (copied is copy.copy)
+        assert view.is_closed == (copied is not copy.copy)
+        with view.whole:
+            assert view.reset().batch_size == (2,)
+            view.close()
+            assert not view.is_closed
+        assert view.is_closed
+        assert env.is_closed == (copied is copy.copy)
+
+
+def test_a_view_that_is_used_first_starts_the_whole(make: Any) -> None:
+    view = make(3, cartpole)[1:]
+    assert view.batch_size == (2,)
+    view.whole.start()
+    assert view.whole.reset().batch_size == (3,)
+    view.whole.close()
+
+
+def test_a_view_has_no_options_of_its_own(make: Any) -> None:
+    view = make(3, cartpole)[1:]
+    with pytest.raises(RuntimeError, match=r"is a view.* configure that"):
+        view.configure_parallel(num_threads=1)
+    with pytest.raises(RuntimeError, match="use update_kwargs of the envs"):
+        view.update_kwargs({})
+
+
+def test_a_copy_of_envs_with_new_arguments_has_not_the_old_specs(make: Any) -> None:
+    with make(2, cartpole) as env:
+        assert env.action_spec.shape == (2, 2)
+        env.update_kwargs({"categorical_action_encoding": True})
+        with copy.copy(env) as twin:
+            assert twin.action_spec.shape == (2,)
 
 
 def test_attributes_and_methods_of_the_envs(make: Any) -> None:

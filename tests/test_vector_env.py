@@ -21,7 +21,7 @@ from failing_envs import CountingEnv, Gate, failing_factory, hang, kill_itself, 
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from structured_coroutines import SlowStart
-from vector_envs import Informer, Mixed, StepFails
+from vector_envs import Endless, Informer, Mixed, StepFails
 
 from aioenvs.errors import (
     ClosedError,
@@ -709,12 +709,42 @@ def test_coroutine_envs(host: str, mode: str) -> None:
         assert envs.call("awaited", 3) == (6, 6, 6)
 
 
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [("self", r"\('all'"), ("inner", r"\('(inner|same)', 'itself'\)"), ("deep", r"'more', 'more', \.\.\.\)")],
+)
+def test_an_info_that_contains_itself_is_refused_by_name(host: str, kind: str, path: str) -> None:
+    with opened([Endless, functools.partial(Endless, kind), Endless], **HOSTS[host]) as envs:
+        envs.reset()
+        envs.step(actions(1, 1, 1))
+        with pytest.raises(SpecMismatchError, match=rf"env 1: expected an info of dicts that end.* {path}") as caught:
+            envs.step(actions(1, 1, 1))
+        assert caught.value.env_index == (1,)
+        assert "leave that entry out" in str(caught.value)
+        with pytest.raises(ResetNeededError, match="env 1"):
+            envs.step(actions(1, 1, 1))
+        _, infos = envs.reset()
+        assert infos["lives"].tolist() == [3] * 3
+        assert envs.step(actions(1, 1, 1))[0].tolist() == [[1]] * 3
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_what_is_no_tree_of_dicts_is_an_object_in_an_info(host: str) -> None:
+    with opened([functools.partial(Endless, "list")], **(HOSTS[host] if host != "one each" else {})) as envs:
+        envs.reset()
+        envs.step(actions(1))
+        infos = envs.step(actions(1))[-1]
+    assert infos["inner"]["level"].tolist() == infos["same"]["level"].tolist() == [1]
+    assert infos["list"][0][0]["list"][0]["inner"] == {"level": 1}
+
+
 def test_it_has_what_the_peer_has() -> None:
     public = {name for name in dir(AsyncVectorEnv) if not name.startswith("_")}
     assert public - set(dir(AioVectorEnv)) == set()
 
 
-@pytest.mark.parametrize("host", ["thread", "packed", "one each"])
+@pytest.mark.parametrize("host", HOSTS)
 def test_whoever_closes_while_another_thread_steps_is_told_so_and_can_close_later(host: str, gate: Gate) -> None:
     envs = AioVectorEnv(counting({1: {"fault": gate.wait, "at": (1, 1)}}), **HOSTS[host])
     envs.reset()

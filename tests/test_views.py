@@ -374,10 +374,10 @@ def test_a_copied_view(face: TorchFace, copied: Any) -> None:
         view = copied(env[1])
         assert view.env_index == (1,)
         assert observed(view.reset()) == [10]
-        whole = view.__dict__["_whole"]
-        assert whole._env is view._env._owner
-        if whole is not env:
-            whole.close()
+        assert view.whole._env is view._env.whole
+        assert (view.whole is env) == (copied is copy.copy)
+        if view.whole is not env:
+            view.whole.close()
         assert not env.is_closed
 
 
@@ -387,7 +387,22 @@ async def test_a_copied_async_view(copied: Any) -> None:
         view = copied(env[1])
         assert view.env_index == (1,)
         assert observed(await view.reset()) == [10]
-        await view._owner.close(raise_if_closed=False)
+        assert (view.whole is env) == (copied is copy.copy)
+        await view.whole.close(raise_if_closed=False)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda env: cloudpickle.loads(cloudpickle.dumps(env))])
+@pytest.mark.parametrize("cls", [SerialEnv, AsyncSerialEnv])
+def test_a_copied_view_of_a_view_is_of_the_same_envs(cls: Any, copied: Any) -> None:
+    view = copied(cls(4, TalkingEnv)[1:4][[2, 0]])
+    assert view.env_index == (3, 1)
+    assert view.whole.num_workers == 4
+
+
+def test_a_view_that_is_pickled_along_with_its_whole_remains_a_view_of_it() -> None:
+    env = SerialEnv(3, TalkingEnv)
+    whole, view = cloudpickle.loads(cloudpickle.dumps((env, env[1:])))
+    assert view.whole is whole
 
 
 @over_async_faces

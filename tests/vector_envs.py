@@ -9,7 +9,46 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-__all__ = ["Careless", "Chatty", "Informer", "Mixed", "Regular", "StepFails", "Surveyor"]
+__all__ = ["Careless", "Chatty", "Endless", "Informer", "Mixed", "Regular", "StepFails", "Surveyor"]
+
+
+class Endless(gym.Env[Any, Any]):
+    """Has infos in which a dict contains itself, or others without end, at its second step.
+
+    Args:
+        kind: "self", "inner" or "deep"; or "list" for a list that contains itself.
+    """
+
+    observation_space = spaces.Box(-99, 99, (1,), np.float32)
+    action_space = spaces.Discrete(4)
+
+    def __init__(self, kind: str | None = None) -> None:
+        self.kind = kind
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {"lives": 3}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        info = self._info() if self.steps == 2 else {}
+        return np.full(1, self.steps, np.float32), 1.0, False, False, {"lives": 3, **info}
+
+    def _info(self) -> dict[str, Any]:
+        inner: dict[str, Any] = {"level": 1}
+        info: dict[str, Any] = {"inner": inner, "same": inner}
+        if self.kind == "self":
+            info["all"] = info
+        elif self.kind == "inner":
+            inner["itself"] = inner
+        elif self.kind == "list":
+            info["list"] = [info]
+        elif self.kind == "deep":
+            for _ in range(200):
+                inner = inner.setdefault("more", {})
+        return info
 
 
 class Informer(gym.Env[Any, Any]):

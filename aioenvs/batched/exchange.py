@@ -13,21 +13,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import NonTensorData, TensorDictBase
+from tensordict import TensorDictBase
 
-from aioenvs.batched.inputs import InputLeaf, Inputs, Rows, mismatch, missing, selector
+from aioenvs.batched.inputs import InputLeaf, InputObjects, Inputs, Rows, check_fits, selector
 from aioenvs.batched.ledger import Ledger
 from aioenvs.batched.reader import Lent, Reader
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import INPUT, NEXT, ROOT
-from aioenvs.engine.spaces import Objects, is_outside
-from aioenvs.errors import SpecMismatchError
+from aioenvs.engine.spaces import Objects
 from aioenvs.specs import NonTensor
 from aioenvs.storage import array_of
 from aioenvs.transfer import Transfer
-from aioenvs.trees import Key, Tree, copied, nested_key, non_tensor, plain
+from aioenvs.trees import Key, Tree, copied, plain
 
 __all__ = ["Exchange", "Rows", "Values"]
 
@@ -86,6 +85,13 @@ class Exchange:
             if not isinstance(spec, NonTensor)
         ]
 
+    @functools.cached_property
+    def _input_objects(self) -> list[InputObjects]:
+        tree, spaces = self._trees[INPUT], [self._ledger.spaces[place] for place in self._places]
+        return [
+            InputObjects(key, self.envs, tree, [own.get(key) for own in spaces]) for key in self._ledger.input_objects
+        ]
+
     # -- in ---------------------------------------------------------------------------------------------
 
     def elsewhere(
@@ -123,8 +129,8 @@ class Exchange:
             SpecMismatchError: If a key is missing, or a value has the wrong shape, dtype, device or range.
         """
         values: Inputs = {leaf.key: leaf.check(td, entries, rows, fetched, arrived=arrived) for leaf in self._inputs}
-        for key in self._ledger.input_objects:
-            values[key] = self._object_list(td, key, rows)
+        for each in self._input_objects:
+            values[each.key] = each.check(td, rows)
         return values
 
     def check_arrived(self, values: Inputs) -> None:
@@ -142,42 +148,8 @@ class Exchange:
         Raises:
             SpecMismatchError: If one has another kind, shape or dtype than the envs' own.
         """
-        self._check_fits(td, ROOT)
-        if self.takes_root:
-            self._check_fits(td, INPUT)
-
-    def _check_fits(self, td: TensorDictBase, region: str) -> None:
-        count = len(self.envs)
-        for key, spec in self._ledger.trees[region].leaves.items():
-            if isinstance(spec, NonTensor) or -1 in spec.shape:
-                continue
-            value = self._trees[region].get(td, key)
-            if value is None:
-                continue
-            expected = f"{_name(spec.dtype)} of shape {(count, *spec.shape)}"
-            if not isinstance(value, torch.Tensor):
-                raise SpecMismatchError(f"{nested_key(key)!r}: expected {expected}, found {type(value).__name__}")
-            found = f"{_name(value.dtype)} of shape {tuple(value.shape)}"
-            if found != expected:
-                raise SpecMismatchError(f"{nested_key(key)!r}: expected {expected}, found {found}; no env was asked")
-
-    def _object_list(self, td: TensorDictBase, key: Key, rows: Rows) -> list[Any]:
-        value, count = self._trees[INPUT].get(td, key), len(self.envs)
-        if value is None:
-            raise missing(td, key, value)
-        shared = value.data if isinstance(value, NonTensorData) else None
-        if isinstance(value, torch.Tensor) or (isinstance(shared, tuple | np.ndarray) and len(shared) == count):
-            found = value if shared is None else shared
-            expected = f"{count} objects, one per env, as NonTensorStack(*objects)"
-            raise mismatch(key, expected, f"the {type(found).__name__} {found!r}")
-        objects = value if isinstance(value, list) else plain(value)
-        if not isinstance(objects, list) or len(objects) != count:
-            raise mismatch(key, f"{count} values, one per env", repr(objects))
-        for row in self._indices(rows):
-            space = self._ledger.spaces[self._places[row]].get(key)
-            if is_outside(space, objects[row]):
-                raise mismatch(key, f"a value of {space}", f"{objects[row]!r} for env {self.envs[row]}")
-        return objects
+        for region in (ROOT, INPUT) if self.takes_root else (ROOT,):
+            check_fits(td, self._trees[region], self._ledger.trees[region].leaves, len(self.envs))
 
     def decide(self, rows: Rows, lends: bool = False, whole: bool = False) -> None:
         """Say where the envs in these rows write next: a command is about to be sent to them, or none of them.
@@ -313,28 +285,12 @@ class Exchange:
         return following, self.root_result(following, Outcome())
 
     def count(self, rows: Rows, outcome: Outcome) -> None:
-        """Count the steps that came back, and the episodes that ended with them."""
-        ledger = self._ledger
-        if not outcome.failures and not outcome.lost:
-            if rows is None and self._members is None:
-                ledger.rounds += 1
-            else:
-                ledger.steps[self._targets(rows)] += 1
-            if outcome.finished:
-                targets = self._targets(rows)
-                ledger.episodes[targets] += ledger.finished()[targets]
-            return
-        finished = ledger.finished()
-        for row in self._indices(rows):
-            env, place = self.envs[row], self._places[row]
-            if env not in outcome.failures:
-                ledger.steps[place] += 1
-                ledger.episodes[place] += env in outcome.lost or finished[place]
+        """Count the steps that came back, and the episodes that ended with them; see `Ledger.count`."""
+        self._ledger.count(None if rows is None and self._members is None else self._targets(rows), outcome)
 
     def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """How many steps came back from each env, and how many of them ended an episode."""
-        ledger, places = self._ledger, self._targets(None)
-        return tuple((ledger.steps[places] + ledger.rounds).tolist()), tuple(ledger.episodes[places].tolist())
+        return self._ledger.counts(self._all)
 
     def with_losses(self, following: Values, known: Any, rows: NDArray[np.intp], outcome: Outcome) -> Values:
         """The outcome of a step in which some envs were lost: what was known of them before, truncated, no reward.
@@ -454,19 +410,7 @@ class Exchange:
 
         They are non-tensor data, as TensorDicts of one env have them.
         """
-        sampled: list[Objects] = [{} for _ in self.envs]
-        for key in self._ledger.input_objects:
-            depth = self._ledger.trees[INPUT].leaves[key].ndim
-            for own, place in zip(sampled, self._places, strict=True):
-                spaces = self._ledger.spaces[place]
-                if key in spaces:
-                    spaces[key].seed(int(torch.randint(2**31, ())))
-                    own[key] = non_tensor(spaces[key].sample(), depth)
-        return sampled
-
-
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
+        return self._ledger.random_objects(self._places)
 
 
 def _chosen(rows: NDArray[np.bool_], new: Any, old: Any) -> Any:

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDictBase
+from tensordict import NonTensorData, TensorDictBase
 
-from aioenvs.engine.spaces import integer_range
+from aioenvs.engine.spaces import integer_range, is_outside
 from aioenvs.errors import SpecMismatchError
-from aioenvs.specs import TensorSpec
+from aioenvs.specs import NonTensor, TensorSpec
 from aioenvs.storage import array_of
-from aioenvs.trees import Key, Tree, nested_key
+from aioenvs.trees import Key, Tree, nested_key, plain
 
-__all__ = ["Bounds", "InputLeaf", "Inputs", "Place", "Rows", "mismatch", "missing", "selector"]
+__all__ = ["Bounds", "InputLeaf", "InputObjects", "Inputs", "Place", "Rows", "check_fits", "selector"]
 
 Rows = NDArray[np.intp] | None  # None means all of them
 Place = Key | tuple[Key, int]  # of an input of all envs, or of one of them, by its row
@@ -197,6 +197,50 @@ class InputLeaf:
             raise mismatch(self.key, f"integers from {lowest} to {highest}", f"{array[row]} for env {self._envs[row]}")
 
 
+class InputObjects:
+    """What one input must be that travels as an object of each env, worked out once.
+
+    Args:
+        key: Its path.
+        envs: The envs of the batch.
+        tree: Where it is in a TensorDict of the batch.
+        spaces: The space of each env; None where anything goes.
+    """
+
+    def __init__(self, key: Key, envs: Sequence[int], tree: Tree, spaces: Sequence[Any]) -> None:
+        self.key = key
+        self._envs = envs
+        self._tree = tree
+        self._spaces = spaces
+
+    def check(self, td: TensorDictBase, rows: Rows) -> list[Any]:
+        """The objects, one for each env.
+
+        Args:
+            td: What the step was given.
+            rows: Which envs are to step.
+
+        Raises:
+            SpecMismatchError: If they are missing, or of another number, or one is outside of its space.
+        """
+        value, count = self._tree.get(td, self.key), len(self._envs)
+        if value is None:
+            raise missing(td, self.key, value)
+        shared = value.data if isinstance(value, NonTensorData) else None
+        if isinstance(value, torch.Tensor) or (isinstance(shared, tuple | np.ndarray) and len(shared) == count):
+            found = value if shared is None else shared
+            expected = f"{count} objects, one per env, as NonTensorStack(*objects)"
+            raise mismatch(self.key, expected, f"the {type(found).__name__} {found!r}")
+        objects = value if isinstance(value, list) else plain(value)
+        if not isinstance(objects, list) or len(objects) != count:
+            raise mismatch(self.key, f"{count} values, one per env", repr(objects))
+        for row in range(count) if rows is None else rows.tolist():
+            if is_outside(self._spaces[row], objects[row]):
+                found = f"{objects[row]!r} for env {self._envs[row]}"
+                raise mismatch(self.key, f"a value of {self._spaces[row]}", found)
+        return objects
+
+
 def _told(bounds: NDArray[Any]) -> Any:
     """Bounds for a message: one number where it is the same everywhere."""
     return bounds.flat[0] if (bounds == bounds.flat[0]).all() else bounds
@@ -210,6 +254,36 @@ def selector(members: Rows) -> Any:
     if len(members) == 1 or (last - first == len(members) - 1 and (np.diff(members) == 1).all()):
         return slice(first, last + 1)
     return members
+
+
+def check_fits(td: TensorDictBase, tree: Tree, leaves: Mapping[Key, TensorSpec], count: int) -> None:
+    """Refuse entries for a region that its rows could not keep; those that are missing are no matter.
+
+    Args:
+        td: What was given.
+        tree: Where the leaves are in it.
+        leaves: What each must be for one env.
+        count: How many envs there are.
+
+    Raises:
+        SpecMismatchError: If one has another kind, shape or dtype.
+    """
+    for key, spec in leaves.items():
+        if isinstance(spec, NonTensor) or -1 in spec.shape:
+            continue
+        value = tree.get(td, key)
+        if value is None:
+            continue
+        expected = _form(spec.dtype, (count, *spec.shape))
+        found = _form(value.dtype, value.shape) if isinstance(value, torch.Tensor) else None
+        if found is None:
+            raise SpecMismatchError(f"{nested_key(key)!r}: expected {expected}, found {type(value).__name__}")
+        if found != expected:
+            raise SpecMismatchError(f"{nested_key(key)!r}: expected {expected}, found {found}; no env was asked")
+
+
+def _form(dtype: Any, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
 
 
 def missing(td: TensorDictBase, key: Key, value: Any) -> SpecMismatchError:

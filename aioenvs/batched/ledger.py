@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from aioenvs.batched.inputs import Bounds
 from aioenvs.batched.signature import EnvSpecs
+from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import INPUT, NEXT, ROOT, SLOTS, STATUS, WHERE, EnvMetadata, Family
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.turns import Turns
 from aioenvs.specs import NonTensor
-from aioenvs.trees import Key, Tree, region_trees
+from aioenvs.trees import Key, Tree, non_tensor, region_trees
 
 __all__ = ["Ledger"]
 
@@ -91,6 +92,45 @@ class Ledger:
         if flag is None and done:
             flag = np.logical_or.reduce([own.any(1) for own in done])
         return flag
+
+    def count(self, places: Any, outcome: Outcome) -> None:
+        """Count the steps that came back, and the episodes that ended with them.
+
+        Args:
+            places: What selects the envs that were stepped among those of the family; None for all.
+            outcome: What came of it.
+        """
+        chosen: Any = slice(None) if places is None else places
+        if not outcome.failures and not outcome.lost:
+            if places is None:
+                self.rounds += 1
+            else:
+                self.steps[chosen] += 1
+            if outcome.finished:
+                self.episodes[chosen] += self.finished()[chosen]
+            return
+        finished = self.finished()
+        for place in np.arange(len(self.steps))[chosen].tolist():
+            env = self.family.envs[place]
+            if env not in outcome.failures:
+                self.steps[place] += 1
+                self.episodes[place] += env in outcome.lost or finished[place]
+
+    def counts(self, places: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """How many steps came back from each of these envs, and how many of them ended an episode."""
+        return tuple((self.steps[places] + self.rounds).tolist()), tuple(self.episodes[places].tolist())
+
+    def random_objects(self, places: Sequence[int]) -> list[Objects]:
+        """For each of these envs samples of its action spaces without a fixed shape; see `Exchange.random_objects`."""
+        sampled: list[Objects] = [{} for _ in places]
+        for key in self.input_objects:
+            depth = self.trees[INPUT].leaves[key].ndim
+            for own, place in zip(sampled, places, strict=True):
+                spaces = self.spaces[place]
+                if key in spaces:
+                    spaces[key].seed(int(torch.randint(2**31, ())))
+                    own[key] = non_tensor(spaces[key].sample(), depth)
+        return sampled
 
     def store(self, region: str, key: Key, targets: Any, values: NDArray[Any]) -> None:
         """Write rows of a region; of an output, to the slot in which the env itself writes next."""

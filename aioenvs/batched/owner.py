@@ -178,9 +178,13 @@ class AsyncBatchedEnv(AsyncEnvs):
         Raises:
             ClosedError: If it is closed already, unless `raise_if_closed` is False.
             AioEnvsError: If it is being started in another event loop.
+            ConcurrencyError: If envs of this thread (`backend="serial"`) are in the middle of a call; nothing is closed
+                then.
         """
-        running, self._running = self._running, None
+        running = self._running
         if running is not None:
+            running.pool.begin_close()
+            self._running = None
             self._remember(running)
             self._ended()
             try:

@@ -268,7 +268,17 @@ class View(BatchedEnvBase):
         self.__dict__["_whole"] = whole  # not a submodule
 
     def _run(self, coroutine: Any) -> Any:
-        return self.__dict__["_whole"]._run(coroutine)
+        return self.whole._run(coroutine)
+
+    @property
+    def whole(self) -> BatchedEnvBase:
+        """The envs of which this is a view."""
+        whole: BatchedEnvBase = self.__dict__["_whole"]
+        return whole
+
+    def __getitem__(self, index: Any) -> View:
+        """A view of some of these envs; see `AsyncView.__getitem__`."""
+        return View(self.whole, self._env[index])
 
     @property
     def env_index(self) -> tuple[int, ...]:
@@ -276,7 +286,7 @@ class View(BatchedEnvBase):
         return self._env.env_index
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return operator.getitem, (self.__dict__["_whole"], list(self.env_index))
+        return operator.getitem, (self.whole, list(self.env_index))
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Do nothing: the envs belong to the whole, and close with it."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from aioenvs.errors import SpecMismatchError
 from aioenvs.trees import owned
 
 __all__ = ["Sent", "gathered"]
@@ -25,6 +26,9 @@ class Sent:
 
     Args:
         td: What it is.
+
+    Raises:
+        SpecMismatchError: If an object in it contains itself, of which TensorDicts can have no copy for `recv`.
     """
 
     def __init__(self, td: TensorDictBase) -> None:
@@ -38,6 +42,13 @@ class Sent:
             self.td = TensorDict._new_unsafe(dict(self.entries), batch_size=td.batch_size, device=td.device)
         else:
             self.td = owned(td)
+            try:
+                self.td.copy()
+            except RecursionError as error:
+                raise SpecMismatchError(
+                    "send: expected entries of which a TensorDict can be copied, found an object that contains itself, "
+                    "or does not end soon; leave it out, or put it into an object that is no dict, list or tuple"
+                ) from error
 
 
 def gathered(parts: Sequence[tuple[Sent, int]]) -> TensorDictBase:

@@ -51,7 +51,9 @@ class AsyncView(AsyncEnvs):
     """Some envs of a batch; what `env[index]` returns.
 
     It has the methods of the whole. Views that share no env may be awaited at the same time. It keeps the whole alive,
-    starts it when it is used first, and leaves it open when it is closed.
+    starts it when it is used first, and leaves it open when it is closed. What `copy.copy` makes of it is a view of the
+    same whole; `copy.deepcopy` and a pickle make a view of a copy of the whole, which is not started, and is closed
+    as `view.whole`.
 
     >>> import asyncio
     >>> from aioenvs import AsyncSerialEnv
@@ -105,6 +107,11 @@ class AsyncView(AsyncEnvs):
     def is_closed(self) -> bool:
         """Whether the whole is closed."""
         return self._owner.is_closed
+
+    @property
+    def whole(self) -> AsyncBatchedEnv:
+        """The envs of which this is a view."""
+        return self._owner
 
     @property
     def env_index(self) -> tuple[int, ...]:

@@ -67,12 +67,14 @@ class GymRules(NamedTuple):
     Attributes:
         reward: The dtype of their rewards.
         reports_infos: Whether their infos, where they are not empty, are among the objects that travel, at `INFO`.
+        batches_infos: Whether dicts in these will be batched key by key, so that none may contain itself.
         resets_next: Whether the step after the last one of an episode ignores its input and begins the next episode:
             its outcome is then the observation of the reset, no reward, and no end.
     """
 
     reward: str = "<f4"
     reports_infos: bool = False
+    batches_infos: bool = False
     resets_next: bool = False
 
 

@@ -91,12 +91,15 @@ def _pieces(value: Any, attempt: Callable[[Any], Any], seen: dict[int, Any]) -> 
 
 def _recorded(value: Any) -> Iterator[Any]:
     """The tensors that require grad in lists, tuples and dicts, however nested."""
-    if hasattr(type(value), "requires_grad"):  # of the type, since some objects answer for others
-        if value.requires_grad:
-            yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _recorded(item)
+    left, seen = [value], set()
+    while left:
+        part = left.pop()
+        if hasattr(type(part), "requires_grad"):  # of the type, since some objects answer for others
+            if part.requires_grad:
+                yield part
+        elif isinstance(part, Mapping | list | tuple) and id(part) not in seen:
+            seen.add(id(part))
+            left.extend(part.values() if isinstance(part, Mapping) else part)
 
 
 def _in_graph(tensor: Any) -> Any:

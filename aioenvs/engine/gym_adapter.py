@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from aioenvs.engine.adapters import INFO, PLAIN_RULES, Attribute, Call, GymRules, ResetArguments
 from aioenvs.engine.copying import received, received_dict
+from aioenvs.engine.infos import check_ends
 from aioenvs.engine.layout import Arrays, Key, Leaf
 from aioenvs.engine.metadata import (
     IN_NEXT,
@@ -185,6 +186,8 @@ class GymRows:
         if not isinstance(info, dict):
             raise SpecMismatchError(f"{self._who}: expected a dict as info, found {info!r}")
         if info:
+            if self._rules.batches_infos:
+                check_ends(info, self._who)
             self._objects[region][INFO] = received_dict(info)  # the env may reuse it
         else:
             self._objects[region].pop(INFO, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 import time
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
@@ -20,7 +21,7 @@ from aioenvs.engine.portal import loop_wanted
 from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import here
-from aioenvs.errors import AioEnvsError, ClosedError, describe_envs
+from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, describe_envs
 
 __all__ = ["InlinePool"]
 
@@ -58,6 +59,8 @@ class InlinePool(Pool):
         self._max_concurrency = max_concurrency
         self._concurrent: ConcurrentHost | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # of the coroutines
+        self._gate = threading.Lock()  # between commands that begin and the end of all
+        self._at_work: list[int] = []  # the threads that are inside envs without coroutines
 
     async def start(self) -> None:
         try:
@@ -153,12 +156,22 @@ class InlinePool(Pool):
         selection, command = lease.selection, opcode.name.lower()
         positions = selection.parts[0][1] if selection.parts else ()
         if self._concurrent is None:
-            outcome = self._host.execute(opcode, positions, values)
+            outcome = self._run(opcode, positions, values, lease)
         else:
             outcome = await self.within(self._concurrent.execute(opcode, positions, values), lease)
             if self.slots.closed:
                 raise ClosedError(f"{describe_envs(selection.indices)} were closed while {command} was pending")
         return outcome.located(command)
+
+    def _run(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None, lease: Lease) -> Outcome:
+        with self._gate:
+            if self.slots.closed:
+                raise closed_meanwhile(lease.selection.envs)
+            self._at_work.append(threading.get_ident())
+        try:
+            return self._host.execute(opcode, positions, values)
+        finally:
+            self._at_work.remove(threading.get_ident())
 
     def _unanswered(self, envs: Set[int]) -> Set[int]:
         assert self._concurrent is not None
@@ -174,8 +187,18 @@ class InlinePool(Pool):
         finally:
             await outlast(task)
 
+    def begin_close(self) -> None:
+        with self._gate:
+            if self._at_work:
+                own = threading.get_ident() in self._at_work
+                whom = "code that they run themselves" if own else "another thread"
+                raise ConcurrencyError(
+                    f"close: these envs are in the middle of a call from {whom}; let that end first, and close then"
+                )
+            self.slots.close()
+
     async def close(self) -> None:
-        self.slots.close()
+        self.begin_close()
         if self._concurrent is None or (self._loop is not None and self._loop is not asyncio.get_running_loop()):
             self.discard()
         else:

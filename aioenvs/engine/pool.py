@@ -386,6 +386,13 @@ class Pool(ABC):
     async def perform(self, lease: Lease, calls: Mapping[int, Call]) -> Outcome:
         """Ask each env for something beyond the commands, by index; the outcome's `values` say what came of it."""
 
+    def begin_close(self) -> None:  # noqa: B027 - where envs are at work elsewhere, they can be ended there
+        """Say that `close` comes next.
+
+        Raises:
+            ConcurrencyError: If envs are at work in a thread that cannot be told to end that; nothing has changed then.
+        """
+
     @abstractmethod
     async def close(self) -> None:
         """Close all envs and give everything back. Always succeeds, also twice."""

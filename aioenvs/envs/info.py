@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase, is_non_tensor
 
+from aioenvs.engine.infos import MAX_DEPTH, endless_info
 from aioenvs.engine.layout import Key
 from aioenvs.engine.metadata import find_collision
 from aioenvs.envs.described import NestedKey
@@ -299,15 +300,29 @@ def _entry(info: Any, path: Key) -> Any:
     return info
 
 
-def _leaves(info: Info, ignore_private: bool) -> Iterator[Key]:
-    """The paths of what is no dict."""
+def _leaves(info: Info, ignore_private: bool, path: Key = (), around: tuple[int, ...] = ()) -> Iterator[Key]:
+    """The paths of what is no dict.
+
+    Args:
+        info: A dict of nested ones.
+        ignore_private: Whether names that begin with an underscore are left out.
+        path: Of that dict.
+        around: The dicts around it.
+
+    Raises:
+        SpecMismatchError: A dict contains itself.
+    """
+    around = (*around, id(info))
     for name, value in info.items():
         if not isinstance(name, str) or (ignore_private and name.startswith("_")):
             continue
-        if isinstance(value, Mapping):
-            yield from ((name, *rest) for rest in _leaves(value, ignore_private))
+        own = (*path, name)
+        if not isinstance(value, Mapping):
+            yield own
+        elif id(value) in around or len(own) > MAX_DEPTH:
+            raise endless_info("an info reader", own)
         else:
-            yield (name,)
+            yield from _leaves(value, ignore_private, own, around)
 
 
 def _learned(values: Sequence[Any]) -> TensorSpec | None:

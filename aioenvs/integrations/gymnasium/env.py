@@ -138,7 +138,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
             timeouts=Timeouts(start_timeout, step_timeout, close_timeout),
         )
         self._vector: Vector | None = Vector(
-            config, Autoreset[self.autoreset_mode.name], type(self).__name__, copy=copy
+            config, Autoreset[self.autoreset_mode.name], type(self).__name__, copy=copy, batches_infos=True
         )
         try:
             self._describe()

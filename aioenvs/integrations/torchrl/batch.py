@@ -2,185 +2,34 @@
 
 from __future__ import annotations
 
-import inspect
+import operator
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import cloudpickle
 import torch
 from tensordict import TensorDictBase
-from torchrl.envs import EnvBase
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from aioenvs.batched.plain import View
 from aioenvs.engine.copying import Withheld
-from aioenvs.integrations.torchrl.attributes import Values, Worker
+from aioenvs.errors import AioEnvsError
+from aioenvs.integrations.torchrl.attributes import Values
+from aioenvs.integrations.torchrl.dress import DressedEnv
 from aioenvs.integrations.torchrl.known import Known
 from aioenvs.mdp import done_mask
 
 __all__ = ["BatchedEnv"]
 
 REGISTERED = ("_parameters", "_buffers", "_modules")  # where a torch.nn.Module has attributes besides its __dict__
-CONSTRUCTED = ("auto_reset", "auto_reset_replace", "policy", "compile", "compile_kwargs")
 
 
-class _Unstarted(type(EnvBase)):  # type: ignore[misc]
-    """Makes envs without looking at their specs, which are known once they were started."""
-
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        """That of the constructor, for those who ask for the signature of the class."""
-        own = inspect.signature(cls.__init__)  # type: ignore[misc]
-        return own.replace(parameters=list(own.parameters.values())[1:], return_annotation=inspect.Signature.empty)
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if any(kwargs.get(name) for name in CONSTRUCTED):  # TorchRL wraps the env, for which it needs the specs
-            return super().__call__(*args, **kwargs)
-        for name in (*CONSTRUCTED, "spec_locked"):
-            kwargs.pop(name, None)
-        return type.__call__(cls, *args, **kwargs)
-
-
-class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
+class BatchedEnv(DressedEnv):
     """Many envs as one of TorchRL's; see `ParallelEnv` and `SerialEnv`.
 
     It starts when its specs are first asked for, or by its first command.
     """
-
-    def __init__(self, make: Callable[..., Any], num_workers: int, create_env_fn: Any, options: dict[str, Any]) -> None:
-        self.__dict__["_envs"] = None
-        self.__dict__["_make"] = make
-        self.__dict__["_known"] = None
-        self.__dict__["_properties_set"] = False
-        self.__dict__["_implicit"] = False  # whether only a question about specs has started it
-        EnvBase.__init__(self)
-        self.num_workers = num_workers
-        self._create_env_fn = create_env_fn
-        self._options = options
-        self._dummy_env_str: str | None = None
-        self._cache_in_keys = None
-        self._single_task = callable(create_env_fn) or isinstance(create_env_fn, str)
-        if not self._single_task and isinstance(create_env_fn, Sequence):
-            self._single_task = len({id(fn) for fn in create_env_fn}) == 1
-        self._build()
-
-    def _build(self) -> None:
-        self.__dict__["_envs"] = self._make(self.num_workers, self._create_env_fn, **self._options)
-
-    # -- description ------------------------------------------------------------------------------------
-
-    def _set_properties(self) -> None:
-        """Take over what the envs say of themselves; TorchRL's base calls this when a spec is first asked for."""
-        envs = self._envs
-        if envs._env._running_scope is None:
-            envs.start()
-            self.__dict__["_implicit"] = True
-        self._adopt(Known.of(envs._env._running_scope))
-
-    def _adopt(self, known: Known) -> None:
-        self.__dict__.update(
-            _known=known,
-            _output_spec=known.output_spec,
-            _input_spec=known.input_spec,
-            _batch_size=known.output_spec.shape,
-            _device=known.device,
-            _dummy_env_str=known.name,
-            _is_spec_locked=True,
-            _properties_set=True,
-            has_lazy_inputs=known.is_lazy,
-        )
-        self.empty_cache()
-
-    def _forget(self) -> None:
-        """Ask the envs anew when a spec is next asked for."""
-        self.__dict__["_properties_set"] = False
-        self.empty_cache()
-
-    def _looks(self) -> Known:
-        """What the envs look like."""
-        if not self._properties_set:
-            self._set_properties()
-        known: Known = self.__dict__["_known"]
-        return known
-
-    def set_spec_lock_(self, mode: bool = True) -> Self:
-        """Leave the specs locked, whatever `mode` is: they follow from those of the envs."""
-        return self
-
-    @property
-    def is_spec_locked(self) -> bool:
-        """True: the specs follow from those of the envs."""
-        return True
-
-    @is_spec_locked.setter
-    def is_spec_locked(self, locked: bool) -> None:
-        self.set_spec_lock_(locked)
-
-    def _create_done_specs(self) -> None:
-        """Do nothing: the envs' own are complete."""
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether there are no envs now: not started yet, or closed."""
-        return bool(self._envs.is_closed)
-
-    @is_closed.setter
-    def is_closed(self, closed: bool) -> None:
-        """Take notice: wrappers of TorchRL's say it once more after they closed it."""
-
-    @property
-    def create_env_fn(self) -> list[Any]:
-        """The factory of each env."""
-        given = self._create_env_fn
-        return list(given) if isinstance(given, list | tuple) else [given] * self.num_workers
-
-    @property
-    def create_env_kwargs(self) -> list[dict[str, Any]]:
-        """The keyword arguments of each factory."""
-        if isinstance(self._envs, View):
-            whole = self._envs._env._owner._config.kwargs
-            return [dict(whole[env]) for env in self._envs.env_index]
-        return [dict(kwargs) for kwargs in self._envs._env._config.kwargs]
-
-    @property
-    def share_individual_td(self) -> bool:
-        """Whether results are lazy stacks of one TensorDict for each env."""
-        return self._looks().is_lazy
-
-    @property
-    def _has_dynamic_specs(self) -> bool:
-        return self._looks().varies
-
-    @property
-    def _use_buffers(self) -> bool:
-        return self._options.get("use_buffers") is not False and not self._looks().varies
-
-    @property
-    def _supports_set_state(self) -> bool:
-        return self._looks().supports_set_state
-
-    @property
-    def _workers(self) -> list[Worker]:
-        return [Worker(pid) for pid in self._envs.pids]
-
-    @property
-    def shared_tensordict_parent(self) -> TensorDictBase:
-        """The latest observations and done flags of all envs, as a copy: ours have no other buffers to be seen."""
-        self._looks()
-        scope = self._envs._env._running_scope
-        if scope is None:
-            raise RuntimeError(f"{self!r} is closed; start() comes first")
-        latest: TensorDictBase = scope.results.after_reset(None, None, scope.exchange.latest())
-        return latest
-
-    def __repr__(self) -> str:
-        if not self.__dict__.get("_properties_set"):
-            return f"{type(self).__name__}(num_workers={self.num_workers}, not started)"
-        return (
-            f"{type(self).__name__}(\n\tenv={self._dummy_env_str}, \n\tbatch_size={self.batch_size},"
-            f"\n\tclosed={self.is_closed})"
-        )
 
     # -- life -------------------------------------------------------------------------------------------
 
@@ -261,21 +110,29 @@ class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
             The same object.
 
         Raises:
-            RuntimeError: If they are started.
+            RuntimeError: If they are started, or this is a view.
             TypeError: If there is no such option.
+            ValueError: If it cannot have this value.
         """
+        if self.whole is not self:
+            raise AioEnvsError(f"{self!r} is a view, and its envs have the options of the whole: configure that")
         if not self.is_closed:
             raise RuntimeError(
                 "configure_parallel() cannot be called after the environment has started: close() first, or call it "
                 "before specs are asked for"
             )
-        self._options = {**self._options, **{name: value for name, value in options.items() if value is not None}}
-        self._build()
+        changes = {name: value for name, value in options.items() if value is not None}
+        self._build(self._translated({**self._options, **changes}))
         self._forget()
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is the same envs, not started; lambdas and local functions travel with it."""
+        """A copy is the same envs, not started; lambdas and local functions travel with it.
+
+        That of a view is a view: of the same whole, or, if deep or of a pickle, of a copy of that.
+        """
+        if self.whole is not self:
+            return operator.getitem, (self.whole, list(self._envs.env_index))
         state = (type(self), self._make, self.num_workers, self._create_env_fn, self._options, self.__dict__["_known"])
         return _unpickled, (cloudpickle.dumps(state),)
 
@@ -289,8 +146,7 @@ class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
             IndexError: If it selects nothing, or an env that does not exist.
             NotImplementedError: If it is a bool mask.
         """
-        self._looks()
-        view: Self = _dressed(type(self), self, self._envs[index])
+        view: Self = _dressed(type(self), self.whole, self._envs[index])
         return view
 
     # -- commands ---------------------------------------------------------------------------------------
@@ -429,8 +285,7 @@ def _unpickled(data: bytes) -> BatchedEnv:
 def _dressed(cls: Any, whole: BatchedEnv, envs: View) -> Any:
     """A view in the dress of the whole."""
     view: BatchedEnv = cls.__new__(cls)
-    rows = whole._envs.env_index if isinstance(whole._envs, View) else range(whole.num_workers)
-    factories = dict(zip(rows, whole.create_env_fn, strict=True))
+    factories = whole.create_env_fn
     chosen = [factories[row] for row in envs.env_index]
-    BatchedEnv.__init__(view, lambda *_, **__: envs, len(envs), chosen, whole._options)
+    BatchedEnv.__init__(view, lambda *_, **__: envs, len(envs), chosen, whole._options, whole)
     return view

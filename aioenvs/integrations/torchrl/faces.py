@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from aioenvs.batched import sync
 from aioenvs.batched.aio import is_single, without_hosts
 from aioenvs.integrations.torchrl.batch import BatchedEnv
-from aioenvs.integrations.torchrl.options import WORKERS, translated
+from aioenvs.integrations.torchrl.options import WORKERS
 from aioenvs.keywords import signed_as
 
 __all__ = ["ParallelEnv", "SerialEnv"]
@@ -29,12 +30,15 @@ class SerialEnv(BatchedEnv):
     """
 
     def __init__(self, num_workers: int, create_env_fn: Any, **options: Any) -> None:
+        super().__init__(sync.SerialEnv, num_workers, create_env_fn, options)
+
+    @classmethod
+    def _translated(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         if options.get("mp_start_method") is not None:
             raise TypeError(f"Cannot use mp_start_method={options['mp_start_method']} with envs of this process.")
         if options.get("metadata_from_workers"):
             raise TypeError("metadata_from_workers=True has no meaning without workers.")
-        options = without_hosts(translated(options))
-        super().__init__(sync.SerialEnv, num_workers, create_env_fn, options)
+        return without_hosts(super()._translated(options))
 
 
 class ParallelEnv(BatchedEnv):
@@ -62,7 +66,7 @@ class ParallelEnv(BatchedEnv):
     def __init__(
         self, num_workers: int, create_env_fn: Any, *, serial_for_single: bool = False, **options: Any
     ) -> None:
-        super().__init__(sync.ParallelEnv, num_workers, create_env_fn, translated(options))
+        super().__init__(sync.ParallelEnv, num_workers, create_env_fn, options)
 
     @signed_as(__init__)
     def __new__(cls, *args: Any, serial_for_single: bool = False, **options: Any) -> Any:

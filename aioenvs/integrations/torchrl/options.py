@@ -22,5 +22,7 @@ def translated(options: Mapping[str, Any]) -> dict[str, Any]:
     if kept.pop("pin_memory", False):
         raise ValueError("pin_memory for batched envs is deprecated")
     if kept.get("memmap") and kept.get("shared_memory", True):
-        raise RuntimeError("memmap and shared memory are mutually exclusive features.")
+        raise RuntimeError(
+            "memmap and shared memory are mutually exclusive features; give shared_memory=False with memmap=True"
+        )
     return kept

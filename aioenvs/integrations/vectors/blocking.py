@@ -87,6 +87,7 @@ class Vector:
                 self._close_portal()
 
     async def _end(self, timeout: float | None) -> None:
+        self.envs.pool.begin_close()
         self._ending = True
         pending, self.pending = self.pending, None
         try:

@@ -103,13 +103,22 @@ class AsyncVector:
         autoreset: What becomes of those whose episode is over.
         reward: The dtype of rewards.
         copy: Whether each batch of observations has arrays of its own.
+        batches_infos: See `GymRules`.
         yields: Whether commands to envs in this process let other tasks run.
     """
 
     def __init__(
-        self, config: BatchConfig, autoreset: Autoreset, *, reward: str = "<f8", copy: bool = True, yields: bool = True
+        self,
+        config: BatchConfig,
+        autoreset: Autoreset,
+        *,
+        reward: str = "<f8",
+        copy: bool = True,
+        batches_infos: bool = False,
+        yields: bool = True,
     ) -> None:
-        rules = GymRules(reward, reports_infos=True, resets_next=autoreset is Autoreset.NEXT_STEP)
+        resets_next = autoreset is Autoreset.NEXT_STEP
+        rules = GymRules(reward, reports_infos=True, batches_infos=batches_infos, resets_next=resets_next)
         self._config = replace(config, rules=rules)
         self.autoreset = autoreset
         self.num_envs = len(config.factories)
