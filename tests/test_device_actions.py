@@ -318,10 +318,10 @@ async def test_a_deadline_counts_the_wait_of_what_was_sent(face: Face, backend: 
         backend.claims, backend.held = are_actions, True
         with pytest.raises(WorkerTimeoutError, match=r"send.*: env.* waited for a copy .* within 0.01 s \(timeout\)"):
             await send_and_receive()
-        backend.release()
-        for _ in env.outstanding:  # what the other one was sent has failed, too
+        for _ in env.outstanding:  # what the other one was sent fails, too
             with pytest.raises(WorkerTimeoutError):
                 await face.call(env.recv)
+        backend.release()
         assert totals(await face.call(env.step, acting([3, 4]))) == [[1, 3], [1, 4]]
 
 
