@@ -10,7 +10,7 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -26,27 +26,47 @@ _weak: Any = StorageWeakRef
 logger = logging.getLogger("aioenvs")
 
 
+class _Twin(NamedTuple):
+    """What the host has of a run of bytes on a device.
+
+    Attributes:
+        there: A weak reference to the memory in which it is.
+        version: How often that had been written to.
+        start: Where the run begins in it.
+        own: The same bytes on the host.
+    """
+
+    there: Any
+    version: int
+    start: int
+    own: torch.UntypedStorage
+
+
 class _Twins:
-    """What the host has of what it has sent to a device, as long as that is there, and as it came."""
+    """What the host has of what is on a device, as long as that is there, and as it came."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, int, torch.UntypedStorage]] = {}
+        self._known: dict[int, _Twin] = {}
 
-    def add(self, copy: torch.Tensor, own: torch.Tensor) -> None:
-        """Remember a copy on the device by the bytes of the host that it was made of, which stay as they are."""
-        self._known = {key: each for key, each in self._known.items() if not each[0].expired()}
-        # Nobody counts the changes of inference tensors.
-        if not copy.is_inference() and not copy.storage_offset() and not own.storage_offset():
-            reference = _weak(copy.untyped_storage())
-            self._known[reference.cdata] = reference, copy._version, own.untyped_storage()
+    def add(self, there: torch.Tensor, own: torch.Tensor) -> None:
+        """Remember a contiguous tensor by the same one on the host, of which no other memory is kept."""
+        self._known = {key: each for key, each in self._known.items() if not each.there.expired()}
+        reference = _weak(there.untyped_storage())
+        if there.is_inference() or own.storage_offset() or reference.cdata in self._known:
+            return  # nobody counts the changes of inference tensors
+        start = int(there.storage_offset()) * there.itemsize
+        self._known[reference.cdata] = _Twin(reference, there._version, start, own.untyped_storage())
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A view of such a copy, on the host; None if it is none, or somebody has written to any part of the copy."""
-        known = self._known.get(tensor.untyped_storage()._cdata)
-        if known is None or tensor.is_inference() or tensor._version != known[1]:
+        """A view of such a tensor, on the host; None if it is none, or somebody has written to its memory."""
+        twin = self._known.get(tensor.untyped_storage()._cdata)
+        if twin is None or tensor.is_inference() or tensor._version != twin.version:
             return None
-        own = torch.empty(0, dtype=tensor.dtype)
-        return own.set_(known[2], tensor.storage_offset(), tensor.shape, tensor.stride())
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        offset = tensor.storage_offset() - twin.start // tensor.itemsize
+        if offset < 0 or (offset + reach) * tensor.itemsize > twin.own.nbytes() or not tensor.numel():
+            return None
+        return torch.empty(0, dtype=tensor.dtype).set_(twin.own, offset, tensor.shape, tensor.stride())
 
 
 class Transfer:
@@ -73,7 +93,8 @@ class Transfer:
         self._pinned_by: DeviceBackend | None = None
         self._warned = False
         self._fences: list[Fence] = []
-        self._twins: _Twins | None = None
+        self._twins = _Twins()
+        self._remembers = False
         self.backend: DeviceBackend | None = None
         self.turn_to(backend, pinning)
 
@@ -113,7 +134,17 @@ class Transfer:
 
     def remember(self) -> None:
         """Keep on the host, too, what goes to the device from now on, for as long as it is there; see `home`."""
-        self._twins = self._twins or _Twins()
+        self._remembers = True
+
+    def know(self, there: torch.Tensor, own: torch.Tensor) -> None:
+        """Remember a small tensor on the device by the same one on the host."""
+        if self.backend is not None and self.backend.holds(there):
+            self._twins.add(there, own.clone())
+
+    def here(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor on the host: at once if that has had it before, else when all is done of which it comes."""
+        own = None if self.backend is None else self._twins.of(tensor)
+        return tensor.cpu() if own is None else own
 
     def bring(self, source: torch.Tensor, *, lasts: bool = False) -> tuple[torch.Tensor, Fence]:
         """Bring bytes of the host to the device.
@@ -129,7 +160,7 @@ class Transfer:
         copy, fence = self.backend.copy_in(source)
         self._note(fence)
         self.backend.order(copy, fence)
-        if self._twins is not None:
+        if self._remembers:
             self._twins.add(copy, source if lasts else source.clone())
         return copy, fence
 
@@ -180,7 +211,7 @@ class Transfer:
 
     def home(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Fence]:
         """The same, but what the host has had before, and was to remember, need not be fetched."""
-        twins = [None if self._twins is None else self._twins.of(tensor) for tensor in tensors]
+        twins = [self._twins.of(tensor) for tensor in tensors]
         rest, fence = self.fetch([tensor for tensor, own in zip(tensors, twins, strict=True) if own is None])
         missing = iter(rest)
         return [next(missing) if own is None else own for own in twins], fence

@@ -1,6 +1,7 @@
 """Results on their way to a device that is made up: in which order, in how few copies, and what is left behind."""
 
 import asyncio
+import copy
 import pickle
 import warnings
 from typing import Any
@@ -66,8 +67,8 @@ async def test_a_step_is_one_copy_to_the_device(face: Face, backend: FakeBackend
         for _ in range(4):
             before = len(backend.copies)
             await face.call(env.step_and_maybe_reset, acting([1, 1, 1]))
-            sizes.append([copy.nbytes for copy in backend.copies[before:]])
-            assert all(copy.ordered for copy in backend.copies)
+            sizes.append([each.nbytes for each in backend.copies[before:]])
+            assert all(each.ordered for each in backend.copies)
         assert [len(own) for own in sizes] == [1] * 4
         assert sizes[0] == sizes[2] < sizes[1] == sizes[3]  # with the root where an episode ended
         for view in (env[:2], env[[2, 0]]):
@@ -121,7 +122,7 @@ async def test_every_dtype_both_ways(cls: Any) -> None:
         before = len(backend.copies)
         actions = td["action"].clone()
         td, root = await face.call(env.step_and_maybe_reset, td)
-        assert [copy.kind for copy in backend.copies[before:]] == ["out", "in"]
+        assert [each.kind for each in backend.copies[before:]] == ["out", "in"]
         expected = actions["flag"] + actions["size"].sum(-1) + actions["n"].sum(-1)
         torch.testing.assert_close(td["next", "reward"].flatten(), expected.float())
     assert {name: root[name].dtype for name in EveryDtype.DTYPES} == {
@@ -140,8 +141,8 @@ async def test_no_slot_is_written_while_a_copy_of_it_is_under_way(face: Face, ba
         first, _ = await env.step_and_maybe_reset(acting([1, 1, 1]))
         second, _ = await env.step_and_maybe_reset(acting([1, 1, 1]))  # the other slot
         copies = backend.under_way
-        assert [copy.ordered for copy in copies] == [True, True]
-        assert [copy.waited for copy in copies] == [0, 0]
+        assert [each.ordered for each in copies] == [True, True]
+        assert [each.waited for each in copies] == [0, 0]
         third = asyncio.ensure_future(env.step_and_maybe_reset(acting([1, 1, 1])))
         await waited_for(copies[0])
         assert not third.done()  # and this loop runs
@@ -512,6 +513,47 @@ def test_a_copy_of_the_envs_has_the_device() -> None:
     assert pickle.loads(pickle.dumps(env)).device == torch.device("cpu")
 
 
+class Noting(StagedBackend):
+    """Knows a name, by which it can be told apart, and on the CPU which tensors it has brought."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(torch.device("cpu"))
+        self.name = name
+        self.brought = 0
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return False
+
+    def copy_in(self, source: torch.Tensor) -> Any:
+        self.brought += 1
+        return super().copy_in(source)
+
+
+@over_classes
+@pytest.mark.parametrize("moves", [True, False])
+@pytest.mark.parametrize(
+    "copies", [lambda env: pickle.loads(pickle.dumps(env)), copy.copy, copy.deepcopy], ids=["pickle", "copy", "deep"]
+)
+async def test_a_copy_of_the_envs_has_the_backend(cls: Any, moves: bool, copies: Any) -> None:
+    face = Face("async" if cls.__name__.startswith("Async") else "plain", cls, 0)
+    backend = Noting("one")
+    env = cls(2, CountingEnv).to(backend) if moves else cls(2, CountingEnv, device=backend)
+    other = copies(env)
+    own = (other if face.is_async else other._env)._backend
+    assert isinstance(own, Noting)
+    assert own.name == "one"
+    await face.call(other.reset)
+    assert (own.brought, backend.brought) == (1, 1 if own is backend else 0)
+    await face.call(other.close)
+    other.to("cpu")
+    assert (other if face.is_async else other._env)._backend is None
+
+
+def test_what_cannot_be_pickled_says_so() -> None:
+    with pytest.raises(TypeError, match=r"cannot pickle '_queue\.SimpleQueue' object"):
+        pickle.dumps(AsyncParallelEnv(2, CountingEnv).to(FakeBackend()))
+
+
 # -- arguments ------------------------------------------------------------------------------------------
 
 
@@ -599,7 +641,7 @@ def test_tensors_come_back_in_one_copy() -> None:
         backend.hold(tensor)
     fetched, fence = crossing.fetch(tensors)
     assert fence.done()
-    assert [copy.kind for copy in backend.copies] == ["out"]
+    assert [each.kind for each in backend.copies] == ["out"]
     assert all(new is old for new, old in zip(fetched[1::2], tensors[1::2], strict=True))  # which were here
     assert crossing.fetch(tensors[1::2])[1].done()
     assert len(backend.copies) == 1

@@ -318,7 +318,7 @@ async def test_a_deadline_counts_the_wait_of_what_was_sent(face: Face, backend: 
         backend.claims, backend.held = are_actions, True
         with pytest.raises(WorkerTimeoutError, match=r"send.*: env.* waited for a copy .* within 0.01 s \(timeout\)"):
             await send_and_receive()
-        for _ in env.outstanding:  # what the other one was sent fails, too
+        for _ in env.outstanding:  # the other one's time is up as well
             with pytest.raises(WorkerTimeoutError):
                 await face.call(env.recv)
         backend.release()
@@ -445,3 +445,35 @@ async def test_a_loop_that_is_closed_while_actions_come(backend: FakeBackend, ca
 async def _begun(env: Any) -> None:
     env.send(acting([1, 2]))
     await asyncio.sleep(0)
+
+
+READING = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
+
+
+@over_async_faces
+async def test_rounds_of_send_and_recv_read_nothing_on_the_device(
+    face: Face, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a real one each of these calls would wait for all that it has to do."""
+    async with counting(face, backend, 3, {1: {"length": 2}}) as env:
+        root = (await env.reset()).set("env_index", env._running.index(range(3), torch.Size([3])))
+        found: list[Any] = []
+        with monkeypatch.context() as patch:
+            for name in READING:
+                patch.setattr(
+                    torch.Tensor, name, functools.partialmethod(refusing, getattr(torch.Tensor, name), backend)
+                )
+            for step in range(1, 6):
+                action = backend.hold(torch.full((len(root),), step))
+                env.send(root.set("action", action))
+                td, root = await env.recv(3)
+                found.append((td, root))
+        for step, (td, root) in enumerate(found, start=1):
+            assert sorted(td["env_index"].tolist()) == [0, 1, 2]
+            assert root["env_index"].tolist() == td["env_index"].tolist() == td["next", "observation"][:, 0].tolist()
+            assert td["action"].tolist() == [step] * 3
+
+
+def refusing(tensor: torch.Tensor, method: Any, backend: FakeBackend, *args: Any) -> Any:
+    assert not backend.holds(tensor), "this waits for the device"
+    return method(tensor, *args)

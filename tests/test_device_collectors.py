@@ -156,9 +156,10 @@ async def test_what_came_from_the_host_does_not_come_back(cls: Any, min_get: int
         for number in range(3):
             batch = await source.next()
             own = own_of(batch, min_get)
-            assert own["next", "observation"][..., 1:3].reshape(-1, 2)[-4:].tolist() == [
-                [2 * number + episode, step] for episode in (1, 2) for step in (1, 2)
-            ]
+            rows = own["next", "observation"][..., 1:3].reshape(-1, 2)
+            if min_get is None:  # else they need not take turns
+                assert rows[-4:].tolist() == [[2 * number + episode, step] for episode in (1, 2) for step in (1, 2)]
+            assert rows[:, 1].unique().tolist() == [1, 2]
             assert own["observation"][..., 2].unique().tolist() == [0, 1]
             assert (own["next", "observation"][..., 3] >= own["action"]).all()
         assert outs(backend) == []
@@ -195,7 +196,8 @@ async def test_only_what_the_policy_made_comes_back(min_get: int | None, in_plac
         assert own["action"].unique().tolist() == [shift + 3, shift + 4, shift + 5]
         assert own["value"].flatten().tolist() == own["observation"][:, 0].tolist()
         assert own["next", "observation"][:, 2].unique().tolist() == [1, 2, 3]
-        assert (max(outs(backend)) > 2 * 4 * 8) == in_place  # else the actions, the values, and who took which step
+        if min_get is None:  # else what was sent is another copy, of which the made-up device knows nothing
+            assert (max(outs(backend)) > 2 * 4 * 8) == in_place  # else the actions, the values, and who took which step
         await source.shutdown()
 
 
@@ -220,8 +222,9 @@ async def test_a_batch_that_was_given_up_while_it_came_back(
             await task
         backend.release()
         own = own_of(await source.next(), min_get).reshape(-1)
-        assert own["next", "observation"][:, 2].unique().tolist() == [1, 2, 3]
-        assert own["action"].unique().tolist() == [3, 4, 5]
+        steps = own["next", "observation"][:, 2].unique().tolist()
+        assert steps == list(range(1, len(steps) + 1))
+        assert own["action"].unique().tolist() == [step + 2 for step in steps]
         await source.shutdown()
 
 

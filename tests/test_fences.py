@@ -8,7 +8,7 @@ import pytest
 from faces import Face, acting, call, in_thread, observed
 from failing_envs import CountingEnv, numbered
 
-from aioenvs.engine.fences import Watchman
+from aioenvs.engine.fences import MOST, Watchman
 from aioenvs.engine.turns import Turns
 
 
@@ -73,6 +73,70 @@ async def test_who_is_cancelled_leaves_the_others_waiting() -> None:
     other.passed.set()
     await waiting[1]
     watchman.close()
+    watchman.close()
+
+
+async def test_one_that_hangs_keeps_nobody_else_waiting() -> None:
+    watchman, barriers = Watchman(), [Barrier() for _ in range(3)]
+    waiting = [asyncio.ensure_future(watchman.passed([barrier])) for barrier in barriers]
+    for barrier in barriers:
+        assert await in_thread(barrier.asked.wait, 20)
+    for place in (2, 0, 1):
+        barriers[place].passed.set()
+        await waiting[place]
+    before = threading.active_count()
+    another = Barrier()
+    last = asyncio.ensure_future(watchman.passed([another]))
+    assert await in_thread(another.asked.wait, 20)
+    assert threading.active_count() == before  # one that was idle waits
+    another.passed.set()
+    await last
+    watchman.close()
+
+
+async def test_there_are_not_more_threads_than_some() -> None:
+    watchman, before = Watchman(), threading.active_count()
+    barriers = [Barrier() for _ in range(MOST + 2)]
+    waiting = [asyncio.ensure_future(watchman.passed([barrier])) for barrier in barriers]
+    for barrier in barriers[:MOST]:
+        assert await in_thread(barrier.asked.wait, 20)
+    assert threading.active_count() == before + MOST
+    for barrier in barriers:
+        barrier.passed.set()
+    assert await asyncio.gather(*waiting) == [True] * len(barriers)
+    watchman.close()
+
+
+async def test_those_who_wait_for_the_same_share_a_thread() -> None:
+    watchman, barrier, before = Watchman(), Barrier(), threading.active_count()
+    waiting = [asyncio.ensure_future(watchman.passed([barrier])) for _ in range(5)]
+    assert await in_thread(barrier.asked.wait, 20)
+    assert threading.active_count() == before + 1
+    barrier.passed.set()
+    assert await asyncio.gather(*waiting) == [True] * 5
+    watchman.close()
+
+
+async def test_nobody_waits_longer_than_he_says() -> None:
+    watchman, barrier = Watchman(), Barrier()
+    assert not await watchman.passed([barrier], 0.01)
+    assert not await watchman.outlasted([barrier], 0.01)
+    assert not watchman.wait([barrier], 0.01)
+    barrier.passed.set()
+    assert watchman.wait([barrier], 0.01)
+    watchman.close()
+
+
+async def test_what_fails_says_so_to_whoever_waits_in_a_thread() -> None:
+    watchman, barrier = Watchman(), Barrier()
+    barrier.error = RuntimeError("the device is gone")
+    waiting = asyncio.ensure_future(in_thread(watchman.wait, [barrier], 20))
+    outlasting = asyncio.ensure_future(watchman.outlasted([barrier], 20))
+    assert await in_thread(barrier.asked.wait, 20)
+    barrier.passed.set()
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        await waiting
+    assert await outlasting  # it is over
     watchman.close()
 
 

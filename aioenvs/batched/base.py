@@ -131,7 +131,7 @@ class AsyncEnvs(AsyncSteps):
             check_tensordict(tensordict, self.batch_size)
             if scope is not None and tensordict.get("env_index", None) is not None:
                 places = {env: place for place, env in enumerate(scope.envs.tolist())}
-                named = named_envs(tensordict, tuple(places))
+                named = named_envs(tensordict, tuple(places), scope.whole.read)
                 if named != tuple(places):
                     return self[[places[env] for env in named]].rand_action(tensordict)
         td = super().rand_action(tensordict)

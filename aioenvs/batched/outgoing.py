@@ -85,7 +85,7 @@ class Outgoing:
     def __init__(self, scope: Scope, td: TensorDictBase, timeout: float | None) -> None:
         self._whole = scope.whole
         self._timeout: float | Deadline | None = timeout
-        self._envs = named_envs(td, scope.envs.tolist())
+        self._envs = named_envs(td, scope.envs.tolist(), scope.whole.read)
         self._scope = self._whole.scope(self._envs)
         self._refuse(td)
         self._sent = Sent(td)

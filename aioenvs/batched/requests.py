@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,12 +82,15 @@ def check_next(entries: Mapping[str, Any]) -> None:
         raise TypeError(f"expected a TensorDict, or nothing, under 'next', found {type(following).__name__}")
 
 
-def named_envs(td: Any, envs: Sequence[int]) -> tuple[int, ...]:
+def named_envs(
+    td: Any, envs: Sequence[int], read: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.cpu
+) -> tuple[int, ...]:
     """The envs that a TensorDict names in `env_index`, in its order; all of the batch if it names none.
 
     Args:
         td: With `env_index`: integers of shape `(k,)`, or of its batch size, or either with a last dim of 1.
         envs: Those of the batch, from which they may be.
+        read: Brings a tensor to the host.
 
     Raises:
         TypeError: If it is no TensorDict, or `env_index` does not hold integers.
@@ -102,7 +105,8 @@ def named_envs(td: Any, envs: Sequence[int]) -> tuple[int, ...]:
         raise TypeError(f"expected a tensor of integers as 'env_index', found {index!r}")
     if not index.ndim or not index.numel():
         raise ValueError(f"expected the index of one env per row as 'env_index', found {index!r}")
-    named = envs_of(td)
+    index = read(index)
+    named = _envs_in(index)
     if index.ndim > 1 and any(len(set(row)) > 1 for row in index.reshape(len(index), -1).tolist()):
         raise ValueError(f"expected the index of one env per row as 'env_index', found {index!r}")
     distinct = set(named)
@@ -113,9 +117,12 @@ def named_envs(td: Any, envs: Sequence[int]) -> tuple[int, ...]:
     return tuple(named)
 
 
-def envs_of(td: TensorDictBase) -> list[int]:
+def envs_of(td: TensorDictBase, read: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.cpu) -> list[int]:
     """The env of each row, by `env_index`."""
-    index = td.get("env_index")
+    return _envs_in(read(td.get("env_index")))
+
+
+def _envs_in(index: torch.Tensor) -> list[int]:
     envs: list[int] = (index if index.ndim == 1 else index.reshape(len(index), -1)[:, 0]).tolist()
     return envs
 

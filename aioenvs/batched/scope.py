@@ -18,6 +18,7 @@ from aioenvs.batched.lazy import LazyExchange
 from aioenvs.batched.ledger import Ledger
 from aioenvs.batched.outbox import Outbox
 from aioenvs.batched.reader import placed
+from aioenvs.batched.requests import index_of
 from aioenvs.batched.results import DenseResults, LazyResults, Results
 from aioenvs.batched.signature import Signature, common_device
 from aioenvs.device import DeviceBackend, Fence, backend_of, checked_device
@@ -186,6 +187,19 @@ class Running:
         backend = backend_of(device)
         self.device = checked_device(device) if backend is None else backend.device
         return backend
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A small tensor on the host, if possible without waiting for a device."""
+        return self.transfer.here(tensor)
+
+    def index(self, envs: Sequence[int], batch_size: torch.Size) -> torch.Tensor:
+        """The `env_index` of rows of these envs where results go, from where `read` knows it."""
+        index = index_of(envs, batch_size)
+        if self.crossing is None:
+            return index
+        (placed,) = self.crossing.place([index])
+        self.crossing.know(placed, index)
+        return placed
 
     async def arrived(self, lease: Lease | None = None) -> None:
         """Wait for what crosses, if the caller wants it to be there in any case rather than for its own stream.

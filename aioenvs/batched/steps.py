@@ -235,7 +235,6 @@ class AsyncSteps(AsyncCalls):
         envs = [ticket.env for ticket in tickets]
         look = whole.look(envs)
         td = gathered([(ticket.sent, ticket.row) for ticket in tickets])
-        td.set("env_index", index_of(envs, look.signature.batch_size))
         if all(ticket.following is None for ticket in tickets):
             following, root = whole.last_step(envs, look)
         else:
@@ -245,7 +244,10 @@ class AsyncSteps(AsyncCalls):
                     ticket.following, ticket.root = whole.last_step(alone, whole.look(alone))
             following = look.results.joined([ticket.following for ticket in tickets])
             root = look.results.joined([ticket.root for ticket in tickets])
-        following, root = scope.placed(following, root)
+        index = index_of(envs, look.signature.batch_size)
+        following, root, there = scope.placed(following, root, {"env_index": index})
+        whole.transfer.know(there["env_index"], index)
+        td.set("env_index", there["env_index"] if td.device in (None, whole.device) else index)
         await whole.arrived(Lease(whole.pool.select(sorted(envs)), "recv", deadline))
         after = look.results.after_step(td, entries_of(td, look.signature), following, root)
         assert after is not None

@@ -15,6 +15,8 @@ from aioenvs.batched.aio import AsyncParallelEnv, AsyncSerialEnv, is_single, wit
 from aioenvs.batched.forwarding import documented_by
 from aioenvs.batched.owner import AsyncBatchedEnv
 from aioenvs.batched.plain import BatchedEnvBase
+from aioenvs.device import DeviceBackend
+from aioenvs.engine.driving import driven
 from aioenvs.engine.portal import Immediate, LoopPortal, Portal
 from aioenvs.errors import ConcurrencyError
 from aioenvs.keywords import check_keywords
@@ -69,6 +71,8 @@ class BatchedEnv(BatchedEnvBase):
     def _run(self, coroutine: Any) -> Any:
         if self._portal is None:
             self._portal = Immediate() if self._env._config.backend == "serial" else LoopPortal()
+        if self._portal.moves:
+            coroutine = self._as_caller(coroutine)
         try:
             if self._env._config.num_threads is None:
                 return self._portal.run(coroutine)
@@ -82,6 +86,13 @@ class BatchedEnv(BatchedEnvBase):
             if self._env.is_closed and self._env._starting is None and not isinstance(error, ConcurrencyError):
                 self._close_portal()
             raise
+
+    def _as_caller(self, coroutine: Any) -> Any:
+        """A coroutine for another thread, with what the calling one has chosen on the device of the results."""
+        running = self._env._running
+        backend = None if running is None else running.transfer.backend
+        context = None if backend is None else backend.callers()
+        return coroutine if context is None else driven(coroutine, context)
 
     def _settle_threads(self, before: int) -> None:
         """Set torch's number of threads, which each thread has for itself, where the portal may not be: here."""
@@ -109,7 +120,7 @@ class BatchedEnv(BatchedEnvBase):
             portal.close()
 
     @documented_by(AsyncBatchedEnv.to)
-    def to(self, device: torch.device | str | int) -> Self:  # type: ignore[override]
+    def to(self, device: torch.device | str | int | DeviceBackend) -> Self:  # type: ignore[override]
         self._env.to(device)
         return self
 

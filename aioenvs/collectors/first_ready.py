@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Collection, Sequence
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.requests import envs_of, index_of
@@ -75,13 +75,13 @@ class FirstReady(Way):
             self._failed.difference_update(envs)
             self._note_rebuilt(envs)
             shape = td.batch_size
-            self._ready.append(td.set("env_index", index_of(envs, shape)))
+            self._ready.append(td.set("env_index", self._whole.index(envs, shape)))
             for env in envs:
                 self._own_ids[env] = self._ids.take(shape[1:])
 
     async def _find_needy(self) -> bool:
         """Note down who has to be reset now; whether there is anybody."""
-        ready = [env for td in self._ready for env in envs_of(td)]
+        ready = [env for td in self._ready for env in self._envs_of(td)]
         outstanding = self._env.outstanding
         self._failed |= self._places.keys() - {*ready, *outstanding}
         self._note_rebuilt()
@@ -110,7 +110,7 @@ class FirstReady(Way):
         """Let those that are ready step, as many as steps are wanted."""
         if not self._ready or (most is not None and most < 1):
             return
-        td, rest = _joined(self._ready), []
+        td, rest = self._joined(self._ready), []
         self._ready = [td]
         if most is not None and most < len(td):
             td, rest = td[:most], [td[most:]]
@@ -120,7 +120,7 @@ class FirstReady(Way):
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):  # an interrupt: some may be in the middle of a step
-                self._failed.update(envs_of(td))
+                self._failed.update(self._envs_of(td))
             raise
         self._ready = rest
 
@@ -139,7 +139,7 @@ class FirstReady(Way):
         except Exception as error:
             self._fail(error)
             raise
-        index = envs_of(td)
+        index = self._envs_of(td)
         self._early.append(td.set(TRAJ_IDS, torch.stack([self._own_ids[env] for env in index])))
         for env, ended in zip(index, self._ended(td), strict=True):
             self._own_ids[env] = self._ids.renewed(self._own_ids[env], ended)
@@ -159,7 +159,7 @@ class FirstReady(Way):
         """Forget the roots of these envs."""
         kept = []
         for td in self._ready:
-            rows = [row for row, env in enumerate(envs_of(td)) if env not in envs]
+            rows = [row for row, env in enumerate(self._envs_of(td)) if env not in envs]
             if rows:
                 kept.append(td if len(rows) == len(td) else td[torch.tensor(rows)])
         self._ready = kept
@@ -187,9 +187,14 @@ class FirstReady(Way):
                 if self._env.outstanding == outstanding:  # but nothing was received: not here, or by somebody else
                     raise
 
+    def _envs_of(self, td: TensorDictBase) -> list[int]:
+        return envs_of(td, self._whole.read)
 
-def _joined(tds: Sequence[TensorDictBase]) -> TensorDictBase:
-    if len(tds) == 1:
-        return tds[0]
-    joined: TensorDictBase = LazyStackedTensorDict.maybe_dense_stack([row for td in tds for row in td.unbind(0)])
-    return joined
+    def _joined(self, tds: Sequence[TensorDictBase]) -> TensorDictBase:
+        if len(tds) == 1:
+            return tds[0]
+        envs = [env for td in tds for env in self._envs_of(td)]
+        joined: TensorDictBase = LazyStackedTensorDict.maybe_dense_stack([row for td in tds for row in td.unbind(0)])
+        if isinstance(joined, TensorDict):
+            self._whole.transfer.know(joined.get("env_index"), index_of(envs, joined.batch_size))
+        return joined

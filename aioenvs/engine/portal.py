@@ -36,6 +36,10 @@ class Portal(Protocol):
     def foreign(self) -> bool:
         """Whether it belongs to another process, of which this is a fork."""
 
+    @property
+    def moves(self) -> bool:
+        """Whether what it runs now would be run in another thread than the calling one."""
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it and return its result, or raise what it raises."""
 
@@ -62,6 +66,11 @@ class Immediate:
     def foreign(self) -> bool:
         """Whether it has a loop that belongs to another process, of which this is a fork."""
         return self._portal is not None and self._portal.foreign
+
+    @property
+    def moves(self) -> bool:
+        """Whether what it runs now would be run in another thread than the calling one."""
+        return self._portal is not None and self._portal.moves
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._portal is not None:
@@ -154,6 +163,11 @@ class LoopPortal:
     def foreign(self) -> bool:
         """Whether this is a fork of the process that made it, whose loop is not to be touched."""
         return os.getpid() != self._owner
+
+    @property
+    def moves(self) -> bool:
+        """Whether what it runs now would be run in another thread than the calling one."""
+        return self._thread is not None or asyncio._get_running_loop() is not None
 
     def _drive(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
         task = self._loop.create_task(self._and_stop(coroutine))
