@@ -232,7 +232,7 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
 
         Args:
             max_steps: The most steps to take.
-            policy: Fills in the actions; None for random ones. See `aioenvs.rollout.as_policy`.
+            policy: Fills in the actions; None for random ones. See `aioenvs.policies.as_policy`.
             callback: Is called with the env and each step's TensorDict.
             auto_reset: Reset first; else the rollout begins with `tensordict`.
             auto_cast_to_device: Bring the data to the policy's device, and the actions back.
