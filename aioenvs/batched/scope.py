@@ -23,7 +23,8 @@ from aioenvs.device import DeviceBackend, Transfer, backend_of, checked_device
 from aioenvs.engine.deadlines import outlast
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Pool, Selection
-from aioenvs.envs.described import NestedKey, SpecIndex
+from aioenvs.envs.spec_index import SpecIndex
+from aioenvs.mdp import NestedKey
 from aioenvs.trees import Tree, region_trees
 
 __all__ = ["Look", "Running", "Scope"]

@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 
 from aioenvs.engine.seeding import seed_chain
 from aioenvs.envs.check import check_env_specs
-from aioenvs.envs.described import INPUTS, OUTPUTS
+from aioenvs.envs.spec_index import INPUTS, OUTPUTS
 from aioenvs.envs.transitions import Transitions
 from aioenvs.errors import ClosedError
 from aioenvs.rollout import RolloutOptions, Steps, drive, rollout
