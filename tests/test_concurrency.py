@@ -129,46 +129,41 @@ async def test_a_host_that_is_closed_by_a_plain_call() -> None:
     assert closed == ["slow", "quick"]
 
 
-def test_tasks_that_are_left_are_ended() -> None:
-    ended = []
+class Lingering:
+    """Leaves a task that never ends of itself, and says when it has."""
 
-    async def linger() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append(True)
+    ended = False
 
-    async def main() -> int:
-        main.task = asyncio.create_task(linger())  # type: ignore[attr-defined]
+    async def begin(self) -> int:
+        self.task = asyncio.create_task(self._linger())
         await asyncio.sleep(0)
         return 3
 
-    assert run_to_end(main()) == 3
-    assert ended == [True]
+    async def _linger(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended = True
+
+
+def test_tasks_that_are_left_are_ended() -> None:
+    left = Lingering()
+    assert run_to_end(left.begin()) == 3
+    assert left.ended
 
 
 @pytest.mark.parametrize("inside", [False, True])
 async def test_tasks_that_are_left_in_a_portal_are_ended(inside: bool) -> None:
     """Inside of a running loop the portal has a thread of its own, and else it has none."""
-    ended = []
-
-    async def linger() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append(True)
-
-    async def begin() -> None:
-        begin.task = asyncio.create_task(linger())  # type: ignore[attr-defined]
-        await asyncio.sleep(0)
+    left = Lingering()
 
     def use() -> None:
         portal = LoopPortal()
-        portal.run(begin())
+        portal.run(left.begin())
         portal.close()
 
     use() if inside else await in_thread(use)
-    assert ended == [True]
+    assert left.ended
 
 
 async def test_a_close_that_exits_is_told_when_all_are_closed() -> None:

@@ -39,7 +39,7 @@ LAYERS = (
     ("aioenvs.engine",),
     ("aioenvs.specs", "aioenvs.mdp", "aioenvs.registry", "aioenvs.storage", "aioenvs.step_storage", "aioenvs.anything"),
     ("aioenvs.spaces", "aioenvs.trees"),
-    ("aioenvs.rollout", "aioenvs.envs"),
+    ("aioenvs.policies", "aioenvs.rollout", "aioenvs.envs"),
     ("aioenvs.device",),
     ("aioenvs.transfer",),
     ("aioenvs.batched",),

@@ -51,6 +51,20 @@ def test_a_new_block_is_empty_and_stays_in_this_process(block: SharedBlock) -> N
     assert not os.get_inheritable(block.fd)
 
 
+def test_what_still_looks_into_a_closed_block_needs_a_descriptor_only_where_python_does(block: SharedBlock) -> None:
+    array = np.frombuffer(block.allocate(64), np.uint8)
+    own = os.dup(block.fd)
+    try:
+        block.close()
+        assert len(links(own)) == (1 if sys.version_info >= (3, 13) else 2)
+        array[:] = 7
+        assert array.sum() == 7 * 64
+        del array
+        assert len(links(own)) == 1
+    finally:
+        os.close(own)
+
+
 def test_a_block_has_no_name_that_anyone_could_find(block: SharedBlock) -> None:
     assert all(link.endswith(" (deleted)") for link in links(block.fd))
     assert os.fstat(block.fd).st_nlink == 0

@@ -95,6 +95,17 @@ def test_without_a_seed_the_callers_generators_are_used() -> None:
         assert env.reset()["observation"][0, :2].tolist() == drawn_by_hand(5)
 
 
+@pytest.mark.parametrize("kept", [[], [torch_generator(torch)], [PYTHON], [PYTHON, torch_generator(torch)]])
+def test_each_generator_is_exchanged_once(kept: Any) -> None:
+    streams = TrialStreams(*kept)
+    streams.seed(1)
+    assert sorted(generator.name for generator in streams._generators) == ["numpy", "python", "torch"]
+    random.seed(2)
+    torch.manual_seed(2)
+    assert streams.run(random.random) == random.Random(1).random()
+    assert streams.run(torch.rand, 1) == torch.rand(1, generator=torch.Generator().manual_seed(1))
+
+
 async def test_an_env_that_begins_to_draw_late_is_not_helped() -> None:
     make = [lambda: SharedDiceEnv(late=2 * TRIAL)] * 2
     async with AsyncParallelEnv(2, make, num_processes=1) as env:

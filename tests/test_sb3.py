@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,6 +28,7 @@ from stable_baselines3.common.vec_env import (
     VecNormalize,
 )
 from vector_envs import Careless, Endless, Informer, StepFails, Surveyor
+from vector_faces import HOSTS, closed_in_the_middle_of_a_step, counting
 
 from aioenvs.errors import (
     ClosedError,
@@ -39,13 +39,6 @@ from aioenvs.errors import (
     WorkerStartError,
 )
 from aioenvs.integrations.sb3 import AioVecEnv
-
-HOSTS: dict[str, dict[str, Any]] = {
-    "serial": {"backend": "serial"},
-    "thread": {"backend": "thread"},
-    "packed": {"num_processes": 2},
-    "one each": {"num_processes": 3},
-}
 
 
 def made(name: str, **options: Any) -> Callable[[], Any]:
@@ -110,10 +103,6 @@ def _no_complaints() -> Iterator[None]:
 
 def opened(*args: Any, **options: Any) -> contextlib.closing[AioVecEnv]:
     return contextlib.closing(AioVecEnv(*args, **options))
-
-
-def counting(each: dict[int, dict[str, Any]] | None = None, **common: Any) -> list[Callable[[], Any]]:
-    return [functools.partial(CountingEnv, env, **common, **(each or {}).get(env, {})) for env in range(3)]
 
 
 def compare(own: Any, peer: Any) -> None:
@@ -435,23 +424,7 @@ def test_an_info_may_contain_itself_as_each_env_has_its_own(host: str) -> None:
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_whoever_closes_while_another_thread_steps_is_told_so_and_can_close_later(host: str, gate: Gate) -> None:
-    envs = AioVecEnv(counting({1: {"fault": gate.wait, "at": (1, 1)}}), **HOSTS[host])
-    envs.reset()
-    stepped: list[Any] = []
-    thread = threading.Thread(target=lambda: stepped.append(envs.step([1, 1, 1])))
-    thread.start()
-    try:
-        gate.wait_for_arrival()
-        with pytest.raises(ConcurrencyError, match="in the middle of a call from another thread"):
-            envs.close()
-    finally:
-        gate.open()
-        thread.join()
-    assert len(stepped) == 1
-    envs.step([1, 1, 1])
-    envs.close()
-    with pytest.raises(ClosedError):
-        envs.step([1, 1, 1])
+    closed_in_the_middle_of_a_step(functools.partial(AioVecEnv, **HOSTS[host]), [1, 1, 1], gate)
 
 
 class Slotted:

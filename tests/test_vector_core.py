@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
-from failing_envs import CountingEnv, Gate, hang
+from failing_envs import Gate, hang
+from vector_faces import HOSTS, counting
 
 from aioenvs.batched.config import BatchConfig
 from aioenvs.engine.adapters import Call
@@ -18,11 +18,7 @@ from aioenvs.engine.pool import Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError, ResetNeededError, WorkerTimeoutError
 from aioenvs.integrations.vectors.core import AsyncVector, Autoreset
 
-HOSTS: dict[str, dict[str, Any]] = {
-    "thread": {"backend": "thread"},
-    "packed": {"num_processes": 1},
-    "one each": {"num_processes": 3},
-}
+OTHERS = [host for host in HOSTS if host != "serial"]  # those that run on while somebody waits
 ONES = np.ones(3, np.int64)
 
 
@@ -30,8 +26,7 @@ ONES = np.ones(3, np.int64)
 async def opened(
     each: dict[int, dict[str, Any]] | None = None, autoreset: Autoreset = Autoreset.NEXT_STEP, **options: Any
 ) -> AsyncIterator[AsyncVector]:
-    makes = [functools.partial(CountingEnv, env, **(each or {}).get(env, {})) for env in range(3)]
-    envs = AsyncVector(BatchConfig.of(3, makes, create_env_kwargs=None, **options), autoreset)
+    envs = AsyncVector(BatchConfig.of(3, counting(each), create_env_kwargs=None, **options), autoreset)
     await envs.start()
     try:
         yield envs
@@ -40,7 +35,7 @@ async def opened(
 
 
 @pytest.mark.usefixtures("any_loop")
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", OTHERS)
 async def test_a_cancelled_step_shifts_nothing(host: str, gate: Gate) -> None:
     async with opened({1: {"fault": gate.wait}}, **HOSTS[host]) as envs:
         await envs.reset({})
@@ -57,7 +52,7 @@ async def test_a_cancelled_step_shifts_nothing(host: str, gate: Gate) -> None:
         assert (await following).observations.tolist() == [[env, 1, 3, 7] for env in range(3)]
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", OTHERS)
 async def test_a_cancelled_reset_and_call_shift_nothing(host: str, gate: Gate) -> None:
     async with opened({1: {"fault": gate.wait, "at": (1, 0)}}, **HOSTS[host]) as envs:
         reset = asyncio.ensure_future(envs.reset({}))
@@ -74,7 +69,7 @@ async def test_a_cancelled_reset_and_call_shift_nothing(host: str, gate: Gate) -
         assert (await envs.reset({})).observations[:, 1].tolist() == [2, 2, 2]
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", OTHERS)
 async def test_one_command_at_a_time(host: str, gate: Gate) -> None:
     async with opened({1: {"fault": gate.wait, "at": (1, 1)}}, **HOSTS[host]) as envs:
         await envs.reset({})
@@ -115,7 +110,7 @@ async def test_closing_ends_what_is_pending() -> None:
             await envs.step(ONES)
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", OTHERS)
 async def test_what_is_never_set_off_holds_nobody(host: str) -> None:
     async with opened(**HOSTS[host]) as envs:
         await envs.reset({})

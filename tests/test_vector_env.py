@@ -22,6 +22,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from structured_coroutines import SlowStart
 from vector_envs import Endless, Informer, Mixed, StepFails
+from vector_faces import HOSTS, closed_in_the_middle_of_a_step, counting
 
 from aioenvs.errors import (
     ClosedError,
@@ -34,21 +35,11 @@ from aioenvs.errors import (
 )
 from aioenvs.integrations.gymnasium import AioVectorEnv, PendingCallError, make_vec, register, vector_spec
 
-HOSTS: dict[str, dict[str, Any]] = {
-    "serial": {"backend": "serial"},
-    "thread": {"backend": "thread"},
-    "packed": {"num_processes": 1},
-    "one each": {"num_processes": 3},
-}
 PROCESSES = {name: HOSTS[name] for name in ("packed", "one each")}
 
 
 def opened(*args: Any, **options: Any) -> contextlib.closing[AioVectorEnv]:
     return contextlib.closing(AioVectorEnv(*args, **options))
-
-
-def counting(each: dict[int, dict[str, Any]] | None = None, **common: Any) -> list[Callable[[], Any]]:
-    return [functools.partial(CountingEnv, env, **common, **(each or {}).get(env, {})) for env in range(3)]
 
 
 class OptionsKeeper(CountingEnv):
@@ -731,11 +722,11 @@ def test_an_info_that_contains_itself_is_refused_by_name(host: str, kind: str, p
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_what_is_no_tree_of_dicts_is_an_object_in_an_info(host: str) -> None:
-    with opened([functools.partial(Endless, "list")], **(HOSTS[host] if host != "one each" else {})) as envs:
+    with opened([functools.partial(Endless, "list")] * 3, **HOSTS[host]) as envs:
         envs.reset()
-        envs.step(actions(1))
-        infos = envs.step(actions(1))[-1]
-    assert infos["inner"]["level"].tolist() == infos["same"]["level"].tolist() == [1]
+        envs.step(actions(1, 1, 1))
+        infos = envs.step(actions(1, 1, 1))[-1]
+    assert infos["inner"]["level"].tolist() == infos["same"]["level"].tolist() == [1, 1, 1]
     assert infos["list"][0][0]["list"][0]["inner"] == {"level": 1}
 
 
@@ -746,20 +737,4 @@ def test_it_has_what_the_peer_has() -> None:
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_whoever_closes_while_another_thread_steps_is_told_so_and_can_close_later(host: str, gate: Gate) -> None:
-    envs = AioVectorEnv(counting({1: {"fault": gate.wait, "at": (1, 1)}}), **HOSTS[host])
-    envs.reset()
-    stepped: list[Any] = []
-    thread = threading.Thread(target=lambda: stepped.append(envs.step(actions(1, 1, 1))))
-    thread.start()
-    try:
-        gate.wait_for_arrival()
-        with pytest.raises(ConcurrencyError, match="in the middle of a call from another thread"):
-            envs.close()
-    finally:
-        gate.open()
-        thread.join()
-    assert len(stepped) == 1
-    envs.step(actions(1, 1, 1))
-    envs.close()
-    with pytest.raises(ClosedError):
-        envs.step(actions(1, 1, 1))
+    closed_in_the_middle_of_a_step(functools.partial(AioVectorEnv, **HOSTS[host]), actions(1, 1, 1), gate)

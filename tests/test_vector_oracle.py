@@ -16,16 +16,11 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from gymnasium.wrappers import vector
 from space_envs import FIXED, LOOSE, EchoEnv, describe
 from vector_envs import Careless, Chatty, Informer, Mixed, Regular
+from vector_faces import HOSTS
 
 from aioenvs.integrations.gymnasium import AioVectorEnv
 
 MODES = ("NextStep", "SameStep", "Disabled")
-HOSTS: dict[str, dict[str, Any]] = {
-    "serial": {"backend": "serial"},
-    "thread": {"backend": "thread"},
-    "packed": {"num_processes": 2},
-    "one each": {"num_processes": 3},
-}
 WRAPPERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "statistics": (vector.RecordEpisodeStatistics, "NextStep"),
     "statistics, same step": (vector.RecordEpisodeStatistics, "SameStep"),

@@ -304,7 +304,7 @@ class AsyncEnvs(AsyncSteps):
         Args:
             max_steps: At most so many steps; exactly so many if neither break flag is set, since finished envs then
                 begin anew.
-            policy: What chooses the actions, None for random ones; see `aioenvs.rollout.as_policy`. It may be a
+            policy: What chooses the actions, None for random ones; see `aioenvs.policies.as_policy`. It may be a
                 coroutine function.
             callback: Called after each step with the env and the step's TensorDict.
             auto_reset: Reset first; else `tensordict` is the beginning.

@@ -13,7 +13,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from aioenvs.batched.exchange import Rows, Values
 from aioenvs.batched.signature import EnvSpecs
 from aioenvs.engine.metadata import NEXT, ROOT
-from aioenvs.envs.described import SpecIndex
+from aioenvs.envs.spec_index import SpecIndex
 from aioenvs.mdp import CONTROL, Entries, filled, flat_key, next_root
 from aioenvs.specs import NonTensor
 from aioenvs.trees import Tree, copied, nested_key, non_tensor, plain

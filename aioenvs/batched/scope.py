@@ -24,7 +24,8 @@ from aioenvs.batched.signature import Signature, common_device
 from aioenvs.device import DeviceBackend, Fence, backend_of, checked_device
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool, Selection
-from aioenvs.envs.described import NestedKey, SpecIndex
+from aioenvs.envs.spec_index import SpecIndex
+from aioenvs.mdp import NestedKey
 from aioenvs.transfer import Transfer
 from aioenvs.trees import Tree, exchanged, region_trees, tensors_of
 

@@ -17,7 +17,7 @@ from aioenvs.batched.base import AsyncEnvs
 from aioenvs.collectors.visits import Visit, can_visit
 from aioenvs.device import Device, backend_of, named_device
 from aioenvs.engine.driving import awaited, driven
-from aioenvs.rollout import Policy, as_policy, with_action
+from aioenvs.policies import Policy, as_policy, with_action
 from aioenvs.transfer import Transfer
 
 __all__ = ["Actor", "places_of"]
@@ -27,7 +27,7 @@ class Actor:
     """Calls a policy.
 
     Args:
-        policy: What `aioenvs.rollout.as_policy` takes, or None for random actions.
+        policy: What `aioenvs.policies.as_policy` takes, or None for random actions.
         device: Where it shall be called; None for where the data is. A module that is elsewhere is copied there.
         exploration: How modules with distributions choose; None for as they are told by others.
 

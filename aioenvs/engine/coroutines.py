@@ -10,7 +10,6 @@ from typing import Any
 from aioenvs.engine.adapters import PLAIN_RULES, Attribute, Call, GymRules, ResetArguments
 from aioenvs.engine.copying import received
 from aioenvs.engine.gym_adapter import METHODS, GymRows
-from aioenvs.engine.metadata import NEXT, ROOT
 from aioenvs.errors import SpecMismatchError
 
 __all__ = ["CoroutineAdapter", "has_coroutines", "refuse_coroutines"]
@@ -33,21 +32,22 @@ class CoroutineAdapter(GymRows):
         self.metadata = replace(self.metadata, has_coroutines=True)
 
     async def reset(self, arguments: ResetArguments) -> None:
-        await self._begin(received(dict(arguments.kwargs)))
+        self._after_reset(await self._begin(received(dict(arguments.kwargs))))
 
-    async def _begin(self, kwargs: Mapping[str, Any], region: str = ROOT) -> None:
-        self._after_reset(await _outcome(self.env.reset(**self._before_reset(kwargs))), region)
+    async def _begin(self, kwargs: Mapping[str, Any]) -> Any:
+        """What the env's own reset returns."""
+        return await _outcome(self.env.reset(**self._before_reset(kwargs)))
 
     async def step(self, maybe_reset: bool) -> bool:
         if self._resets_now:
-            await self._begin({}, NEXT)
+            self._after_renewal(await self._begin({}))
             return False
         result = self.env.step(self._before_step())
         if inspect.isawaitable(result):
             result = await result
         done = self._after_step(result)
         if done and maybe_reset:
-            await self._begin({})
+            self._after_reset(await self._begin({}))
         return done
 
     async def perform(self, call: Call) -> Any:

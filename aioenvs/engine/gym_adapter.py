@@ -128,21 +128,31 @@ class GymRows:
             self._streams = self._trial.settled()
         return kwargs
 
-    def _after_reset(self, result: Any, region: str = ROOT) -> None:
-        """Take what the env's own reset returned, into the region of resets, or in place of a step's outcome."""
+    def _after_reset(self, result: Any) -> None:
+        """Take what the env's own reset returned."""
+        observation, info = self._begun(result)
+        self._write_root(observation)
+        self._where[self._row] = self._in_root
+        self._in_new_episode(ROOT, info)
+
+    def _after_renewal(self, result: Any) -> None:
+        """Take the same in place of a step's outcome."""
+        observation, info = self._begun(result)
+        self._write_next(observation)
+        for array in (self._reward, self._done, self._terminated, self._truncated):
+            array[self._row] = 0
+        if self._is_whole:
+            self._write_root(observation)
+        self._where[self._row] = self._in_next
+        self._in_new_episode(NEXT, info)
+
+    def _begun(self, result: Any) -> tuple[Any, Any]:
+        """The observation and the info of a reset."""
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._bad_result("reset must return (observation, info)", result)
-        observation, info = result
-        if region == ROOT:
-            self._write_root(observation)
-            self._where[self._row] = self._in_root
-        else:
-            self._write_next(observation)
-            for array in (self._reward, self._done, self._terminated, self._truncated):
-                array[self._row] = 0
-            if self._is_whole:
-                self._write_root(observation)
-            self._where[self._row] = self._in_next
+        return result
+
+    def _in_new_episode(self, region: str, info: Any) -> None:
         if self._reports_infos:
             self._note(region, info)
         self._seed = None
@@ -253,17 +263,16 @@ class GymAdapter(GymRows):
     """Drives an env with Gymnasium's signatures: `reset(seed=, options=)` and a five-tuple from `step`."""
 
     def reset(self, arguments: ResetArguments) -> None:
-        self._begin(received(dict(arguments.kwargs)))
+        self._after_reset(self._begin(received(dict(arguments.kwargs))))
 
-    def _begin(self, kwargs: Mapping[str, Any], region: str = ROOT) -> None:
+    def _begin(self, kwargs: Mapping[str, Any]) -> Any:
+        """What the env's own reset returns."""
         kwargs = self._before_reset(kwargs)
-        self._after_reset(
-            self.env.reset(**kwargs) if self._streams is None else self._streams.run(self.env.reset, **kwargs), region
-        )
+        return self.env.reset(**kwargs) if self._streams is None else self._streams.run(self.env.reset, **kwargs)
 
     def step(self, maybe_reset: bool) -> bool:
         if self._resets_now:
-            self._begin({}, NEXT)
+            self._after_renewal(self._begin({}))
             return False
         action = self._before_step()
         if self._streams is None:
@@ -274,7 +283,7 @@ class GymAdapter(GymRows):
                 self._streams = self._trial.settled()
         done = self._after_step(result)
         if done and maybe_reset:
-            self._begin({})
+            self._after_reset(self._begin({}))
         return done
 
     def perform(self, call: Call) -> Any:

@@ -6,10 +6,14 @@ import contextlib
 import mmap
 import os
 import secrets
+import sys
 import tempfile
-from typing import Self
+from typing import Any, Self
 
 __all__ = ["SharedBlock", "own_memory"]
+
+# A map keeps a descriptor of its own for as long as arrays look into it, unless Python can be told not to.
+UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 class SharedBlock:
@@ -43,7 +47,7 @@ class SharedBlock:
 
     def map(self, nbytes: int) -> mmap.mmap:
         """Map a block that has its size already."""
-        self._map = mmap.mmap(self.fd, max(1, nbytes))
+        self._map = mmap.mmap(self.fd, max(1, nbytes), **UNTRACKED)
         return self._map
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from aioenvs.engine.layout import Key, Layout, Leaf
 from aioenvs.errors import SpecMismatchError
@@ -28,6 +28,8 @@ __all__ = [
     "form_families",
     "interned",
 ]
+
+T = TypeVar("T")
 
 INPUT = "input"
 NEXT = "next"
@@ -105,15 +107,15 @@ class Family:
     layout: Layout
 
 
-def interned(metadata: Iterable[EnvMetadata]) -> list[EnvMetadata]:
-    """The same descriptions, of which equal ones are one object, so that whoever comes next can go by identity."""
-    distinct: list[EnvMetadata] = []
+def interned(values: Iterable[T]) -> list[T]:
+    """The same values, of which equal ones are one object, so that whoever comes next can go by identity."""
+    distinct: list[T] = []
     shared = []
-    for description in metadata:
-        known = next((each for each in distinct if each is description or each == description), None)
+    for value in values:
+        known = next((each for each in distinct if each is value or each == value), None)
         if known is None:
-            known = description
-            distinct.append(description)
+            known = value
+            distinct.append(value)
         shared.append(known)
     return shared
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from aioenvs.engine.copying import copied
 from aioenvs.engine.layout import Arrays, Key, Leaf
+from aioenvs.engine.metadata import interned
 from aioenvs.errors import SpecMismatchError
 
 __all__ = [
@@ -72,15 +73,7 @@ class Alike(NamedTuple):
     @classmethod
     def of(cls, spaces: Iterable[Any]) -> Alike:
         """The spaces, of which equal ones are one object, so that they are sent as one."""
-        distinct: list[Any] = []
-        shared = []
-        for space in spaces:
-            known = next((each for each in distinct if each is space or each == space), None)
-            if known is None:
-                known = space
-                distinct.append(space)
-            shared.append(known)
-        return cls(tuple(shared))
+        return cls(tuple(interned(spaces)))
 
     @property
     def same(self) -> Any:

@@ -53,12 +53,14 @@ class Generator(NamedTuple):
     """One of the process's generators.
 
     Attributes:
+        name: "python", "numpy" or "torch".
         get: Takes its state.
         set: Puts a state in place.
         seeded: Makes a new state from a seed.
         mark: Makes of a state something that differs once it has been drawn from.
     """
 
+    name: str
     get: Callable[[], Any]
     set: Callable[[Any], None]
     seeded: Callable[[int], Any]
@@ -82,9 +84,11 @@ def _python_mark(state: Any) -> Any:
     return numbers[-1], numbers[0], gauss  # the place in the numbers, and one that is new whenever all of them are
 
 
-PYTHON = Generator(random.getstate, random.setstate, lambda seed: random.Random(seed).getstate(), _python_mark)
+PYTHON = Generator(
+    "python", random.getstate, random.setstate, lambda seed: random.Random(seed).getstate(), _python_mark
+)
 # The generator itself is exchanged, which is a hundred times quicker than its state.
-NUMPY = Generator(_get_numpy, _set_numpy, _numpy_generator, _numpy_mark)
+NUMPY = Generator("numpy", _get_numpy, _set_numpy, _numpy_generator, _numpy_mark)
 
 
 def torch_generator(torch: Any) -> Generator:
@@ -97,7 +101,7 @@ def torch_generator(torch: Any) -> Generator:
     def seeded(seed: int) -> Any:
         return torch.Generator().manual_seed(seed % 2**63).get_state()
 
-    return Generator(torch.get_rng_state, torch.set_rng_state, seeded, lambda state: state.numpy().tobytes())
+    return Generator("torch", torch.get_rng_state, torch.set_rng_state, seeded, lambda state: state.numpy().tobytes())
 
 
 # -- who may use them -----------------------------------------------------------------------------------
@@ -215,9 +219,9 @@ class TrialStreams(Streams):
 
     def seed(self, seed: int) -> None:
         """Begin new streams, torch's among them if it is loaded by now, and a new trial."""
-        torch = sys.modules.get("torch")
-        tried = (PYTHON,) if torch is None or len(self._kept) > 1 else (PYTHON, torch_generator(torch))
-        self._generators = (*self._kept, *tried)
+        kept, torch = {generator.name for generator in self._kept}, sys.modules.get("torch")
+        tried = [PYTHON] if torch is None else [PYTHON, torch_generator(torch)]
+        self._generators = (*self._kept, *(generator for generator in tried if generator.name not in kept))
         super().seed(seed)
         if self._own is not None:
             self._left, self._marks = TRIAL, self._marked(self._own)

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from aioenvs.elsewhere import hint_at
 from aioenvs.engine.seeding import seed_chain
 from aioenvs.envs.check import check_env_specs
-from aioenvs.envs.described import INPUTS, OUTPUTS
+from aioenvs.envs.spec_index import INPUTS, OUTPUTS
 from aioenvs.envs.transitions import Transitions
 from aioenvs.errors import ClosedError
 from aioenvs.keywords import hints_at_keywords
@@ -249,7 +249,7 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
 
         Args:
             max_steps: The most steps to take.
-            policy: Fills in the actions; None for random ones. See `aioenvs.rollout.as_policy`.
+            policy: Fills in the actions; None for random ones. See `aioenvs.policies.as_policy`.
             callback: Is called with the env and each step's TensorDict.
             auto_reset: Reset first; else the rollout begins with `tensordict`.
             auto_cast_to_device: Bring the data to the policy's device, and the actions back.

@@ -9,9 +9,10 @@ from typing import Any, Literal
 import torch
 from tensordict import NonTensorStack, TensorDictBase
 
-from aioenvs.envs.described import NestedKey, by_depth
+from aioenvs.envs.spec_index import by_depth
 from aioenvs.errors import SpecMismatchError
 from aioenvs.keywords import hints_at_keywords
+from aioenvs.mdp import NestedKey
 from aioenvs.specs import Composite, NonTensor, StackedComposite
 
 __all__ = ["check_async_env_specs", "check_env_specs"]

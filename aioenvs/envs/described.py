@@ -2,125 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from aioenvs.envs.allowed import draw_allowed, mask_keys
+from aioenvs.envs.allowed import draw_allowed
+from aioenvs.envs.spec_index import INPUTS, SpecIndex
 from aioenvs.mdp import NestedKey, any_done
 from aioenvs.specs import Composite, StackedComposite, TensorSpec
 
-__all__ = ["Described", "NestedKey", "SpecIndex", "by_depth"]
-
-OUTPUTS = ("observation", "reward", "done")
-INPUTS = ("action", "state")
-
-
-def by_depth(keys: Iterable[NestedKey]) -> list[NestedKey]:
-    """The keys in order: outer ones first, then by name."""
-    return sorted(keys, key=lambda key: (0, (key,)) if isinstance(key, str) else (len(key) - 1, key))
-
-
-class SpecIndex:
-    """What follows from one pair of specs, worked out when it is first asked for.
-
-    Args:
-        output_spec: Of `full_observation_spec`, `full_reward_spec` and `full_done_spec`.
-        input_spec: Of `full_action_spec` and `full_state_spec`.
-    """
-
-    def __init__(self, output_spec: Composite, input_spec: Composite) -> None:
-        self.output_spec = output_spec
-        self.input_spec = input_spec
-        self._full: dict[str, Composite] = {}
-        self._keys: dict[str, list[NestedKey]] = {}
-
-    def full(self, kind: str) -> Composite:
-        """The Composite of a kind: observation, reward, done, action or state."""
-        spec = self._full.get(kind)
-        if spec is None:
-            parent = self.output_spec if kind in OUTPUTS else self.input_spec
-            name = f"full_{kind}_spec"
-            spec = parent[name] if name in parent else Composite(shape=parent.shape, device=parent.device)
-            self._full[kind] = spec
-        return spec
-
-    @functools.cached_property
-    def members(self) -> list[SpecIndex]:
-        """What follows for each env, where the specs are those of a batch of envs that differ."""
-        specs = (self.output_spec, self.input_spec)
-        dims = [spec.stack_dim for spec in specs if isinstance(spec, StackedComposite)]
-        pairs = zip(*(spec.unbind(dims[0]) for spec in specs), strict=True) if dims else ()
-        return [SpecIndex(output_spec, input_spec) for output_spec, input_spec in pairs]
-
-    def keys(self, kind: str) -> list[NestedKey]:
-        """The keys of a kind's leaves, in order; of envs that differ, those that all have."""
-        keys = self._keys.get(kind)
-        if keys is None:
-            found = self._found(kind, set.intersection)
-            keys = self._keys[kind] = by_depth(found)
-        return keys
-
-    def every_key(self, kind: str) -> list[NestedKey]:
-        """The same; of envs that differ, those that any has."""
-        return by_depth(self._found(kind, set.union)) if self.members else self.keys(kind)
-
-    def _found(self, kind: str, joined: Callable[..., set[NestedKey]]) -> set[NestedKey]:
-        if self.members:
-            return joined(*(member._found(kind, joined) for member in self.members))
-        return set(self.full(kind).keys(include_nested=True, leaves_only=True))
-
-    def leaf(self, kind: str) -> TensorSpec:
-        """The kind's only spec where that has the default name, else the Composite."""
-        full = self.full(kind)
-        spec: TensorSpec = full[kind] if self.keys(kind) == [kind] else full
-        return spec
-
-    @functools.cached_property
-    def done_keys_groups(self) -> list[list[NestedKey]]:
-        """The done keys of each node that has some, outer nodes first."""
-        groups: dict[tuple[str, ...], list[NestedKey]] = {}
-        for key in self.keys("done"):
-            groups.setdefault(() if isinstance(key, str) else key[:-1], []).append(key)
-        return list(groups.values())
-
-    @functools.cached_property
-    def reset_keys(self) -> list[NestedKey]:
-        """The key of each done node's mask for a partial reset."""
-        firsts = (group[0] for group in self.done_keys_groups)
-        return by_depth("_reset" if isinstance(key, str) else (*key[:-1], "_reset") for key in firsts)
-
-    @functools.cached_property
-    def left_behind(self) -> tuple[NestedKey, ...]:
-        """What a step leaves behind: the actions, and the rewards that are no inputs of the next."""
-        states = self.every_key("state")
-        rewards = [key for key in self.every_key("reward") if key not in states]
-        return (*rewards, *self.every_key("action"))
-
-    @functools.cached_property
-    def masked_actions(self) -> dict[NestedKey, NestedKey]:
-        """Which observations say what actions are allowed, by the keys of the actions."""
-        if self.members:
-            return {}
-        return mask_keys(self.full("action"), self.keys("action"), self.full("observation"))
-
-    @functools.cached_property
-    def is_dynamic(self) -> bool:
-        """Whether the size of something varies: a shape has a -1."""
-        return (
-            any(member.is_dynamic for member in self.members)
-            if self.members
-            else any(
-                spec is not None and -1 in spec.shape
-                for parent in (self.output_spec, self.input_spec)
-                for spec in parent.values(include_nested=True)
-            )
-        )
+__all__ = ["Described"]
 
 
 class Described(ABC):

@@ -15,10 +15,9 @@ from tensordict import TensorDictBase, is_non_tensor
 from aioenvs.engine.infos import MAX_DEPTH, endless_info
 from aioenvs.engine.layout import Key
 from aioenvs.engine.metadata import find_collision
-from aioenvs.envs.described import NestedKey
 from aioenvs.envs.spec_setters import SettableSpecs
 from aioenvs.errors import SpecMismatchError
-from aioenvs.mdp import flat_key
+from aioenvs.mdp import NestedKey, flat_key
 from aioenvs.spaces import encoded
 from aioenvs.specs import Composite, NonTensor, TensorSpec, Unbounded
 

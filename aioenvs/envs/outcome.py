@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase, is_non_tensor, lazy_stack
 
-from aioenvs.envs.described import NestedKey, SpecIndex
+from aioenvs.envs.spec_index import SpecIndex
 from aioenvs.errors import SpecMismatchError
-from aioenvs.mdp import complete_done, ruling_keys
+from aioenvs.mdp import NestedKey, complete_done, ruling_keys
 from aioenvs.specs import TensorSpec
 
 __all__ = ["Outcomes", "entries_of", "idle", "restore", "scattered", "snapshot", "whole_rows"]

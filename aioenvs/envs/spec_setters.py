@@ -8,7 +8,8 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 import torch
 
-from aioenvs.envs.described import INPUTS, OUTPUTS, Described
+from aioenvs.envs.described import Described
+from aioenvs.envs.spec_index import INPUTS, OUTPUTS
 from aioenvs.specs import Categorical, Composite, TensorSpec
 
 __all__ = ["SettableSpecs"]

@@ -9,11 +9,20 @@ from typing import Any, cast
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from aioenvs.envs.described import OUTPUTS, NestedKey
 from aioenvs.envs.outcome import Outcomes, entries_of, idle, restore, scattered, snapshot, whole_rows
+from aioenvs.envs.spec_index import OUTPUTS
 from aioenvs.envs.spec_setters import SettableSpecs
 from aioenvs.errors import SpecMismatchError
-from aioenvs.mdp import CONTROL, merged, merged_reset, next_root, reset_mask, ruling_keys, terminated_or_truncated
+from aioenvs.mdp import (
+    CONTROL,
+    NestedKey,
+    merged,
+    merged_reset,
+    next_root,
+    reset_mask,
+    ruling_keys,
+    terminated_or_truncated,
+)
 
 __all__ = ["Transitions"]
 

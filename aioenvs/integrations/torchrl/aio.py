@@ -7,7 +7,7 @@ from typing import Any
 from aioenvs.batched import aio
 from aioenvs.batched.aio import is_single, without_hosts
 from aioenvs.batched.owner import AsyncBatchedEnv
-from aioenvs.envs.described import SpecIndex
+from aioenvs.envs.spec_index import SpecIndex
 from aioenvs.integrations.torchrl.known import Known
 from aioenvs.integrations.torchrl.options import WORKERS, translated
 from aioenvs.keywords import signed_as
