@@ -7,6 +7,7 @@ gives when it is stepped by hand.
 Run it by ``python examples/pettingzoo_env.py``; it takes a few seconds.
 """
 
+import argparse
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,7 @@ def by_hand(seed: int) -> list[list[float]]:
 
 def main() -> None:
     """Compare hikers who wander with those who walk straight, and these with the env stepped by hand."""
+    argparse.ArgumentParser(description="Several agents: a PettingZoo env in worker processes.").parse_args()
     torch.manual_seed(SEED)
     with ParallelEnv(NUM_ENVS, make) as env:
         for name, policy in (("random", None), ("straight", straight)):

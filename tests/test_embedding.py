@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import textwrap
 import threading
 from collections.abc import Awaitable, Callable
@@ -472,3 +474,50 @@ async def test_plain_calls_from_the_threads_of_a_server() -> None:
 
         results = await asyncio.gather(*(anyio.to_thread.run_sync(session, index) for index in range(4)))
         assert results == [[[index, 1, step, index * step] for step in range(1, 11)] for index in range(4)]
+
+
+SPAWNING = """
+import multiprocessing
+import sys
+
+import gymnasium as gym
+import numpy as np
+
+from aioenvs import ParallelEnv
+
+
+class OwnEnv(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+def make():
+    return OwnEnv()
+
+
+def train(method):
+    with ParallelEnv(3, [OwnEnv, make, lambda: OwnEnv()], num_processes=1, mp_start_method=method) as env:
+        print(tuple(env.rollout(2)["next", "observation"].shape))
+
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=train, args=sys.argv[1:])
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_what_the_script_defines_is_known_to_workers_of_a_process_that_it_spawned(method: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNING)
+    done = subprocess.run([sys.executable, script, method], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "(3, 2, 2)\n"

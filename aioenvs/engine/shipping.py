@@ -13,6 +13,10 @@ from aioenvs.errors import WorkerStartError
 
 __all__ = ["pack"]
 
+SCRIPT = (
+    "__mp_main__"  # what `multiprocessing` calls the script in a process that it spawned; nobody else can import it
+)
+
 
 def pack(
     factories: Sequence[Any],
@@ -34,6 +38,8 @@ def pack(
     Raises:
         WorkerStartError: If a factory cannot be pickled.
     """
+    if (script := sys.modules.get(SCRIPT)) is not None:
+        cloudpickle.register_pickle_by_value(script)
     registry = None if inherited else _own_registrations()
     return [
         WorkerConfig(
