@@ -22,6 +22,7 @@ from aioenvs.errors import PerformanceWarning
 __all__ = ["Transfer", "typed"]
 
 _weak: Any = StorageWeakRef
+MAX_TWINS = 64  # which are remembered; whoever needs one needs it soon
 
 logger = logging.getLogger("aioenvs")
 
@@ -50,7 +51,8 @@ class _Twins:
 
     def add(self, there: torch.Tensor, own: torch.Tensor) -> None:
         """Remember a contiguous tensor by the same one on the host, of which no other memory is kept."""
-        self._known = {key: each for key, each in self._known.items() if not each.there.expired()}
+        known = [(key, each) for key, each in self._known.items() if not each.there.expired()]
+        self._known = dict(known[-MAX_TWINS:])
         reference = _weak(there.untyped_storage())
         if there.is_inference() or own.storage_offset() or reference.cdata in self._known:
             return  # nobody counts the changes of inference tensors

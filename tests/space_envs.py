@@ -300,6 +300,9 @@ class EveryDtype(gym.Env[Any, Any]):
         }
     )
 
+    def __init__(self) -> None:
+        self.observation_space = copy.deepcopy(type(self).observation_space)  # whose generator others have no part in
+
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.observation_space.seed(3)

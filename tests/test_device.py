@@ -25,7 +25,7 @@ from aioenvs.engine.pool import Timeouts
 from aioenvs.errors import AioEnvsError, ClosedError, PerformanceWarning, WorkerDiedError, WorkerTimeoutError
 from aioenvs.testing import CountingEnv as TorchCountingEnv
 from aioenvs.testing import DynamicShapeEnv, HeterogeneousCountingEnv, NestedCountingEnv, NonTensorEnv
-from aioenvs.transfer import Transfer
+from aioenvs.transfer import MAX_TWINS, Transfer
 
 over_classes = pytest.mark.parametrize("cls", [AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv])
 ASYNC_FACES = [face for face in FACES if face.is_async]
@@ -671,3 +671,29 @@ def test_staged_copies_are_done_at_once() -> None:
     target = torch.zeros(8, dtype=torch.uint8)
     assert backend.copy_out([copy[:4], copy[4:]], target).done()
     assert target.tolist() == list(range(8))
+
+
+def test_what_the_host_has_had_before_is_known_as_long_as_it_is_there_as_it_came() -> None:
+    crossing, backend = transfer()
+    crossing.remember()
+    sources = [torch.arange(6).reshape(2, 3), torch.ones(3, dtype=torch.bool)]
+    moved = crossing.place(sources)
+    for view, expected in ((moved[0], sources[0]), (moved[0][1, ::2], sources[0][1, ::2]), (moved[1], sources[1])):
+        (here,), fence = crossing.home([view])
+        assert fence.done()
+        assert torch.equal(here, expected)
+        assert not backend.holds(here)
+    assert [each.kind for each in backend.copies] == ["in"]
+    moved[1][0] = False
+    (here,), _ = crossing.home([moved[0]])  # for all that came together
+    assert torch.equal(here, sources[0])
+    assert [each.kind for each in backend.copies] == ["in", "out"]
+
+
+def test_not_everything_is_remembered() -> None:
+    crossing, backend = transfer()
+    crossing.remember()
+    first, *others = (crossing.place([torch.arange(3)])[0] for _ in range(MAX_TWINS + 2))
+    for tensor, count in ((others[-1], 0), (first, 1)):
+        assert crossing.home([tensor])[0][0].tolist() == [0, 1, 2]
+        assert [each.kind for each in backend.copies].count("out") == count

@@ -84,10 +84,12 @@ class AsyncParallelEnv(AsyncBatchedEnv):
             with others of its process does so, too). With "restart", a worker that exceeds `step_timeout` is killed.
         max_restarts: How often each worker may be restarted with "restart", before its death raises after all. One that
             dies soon after its start again and again is restarted later and later.
-        step_timeout: Seconds that a command may take, None for as long as it likes. With restarts it costs all envs
+        step_timeout: Seconds that a command may take, None for as long as it likes. What it waits for may also be a
+            copy to or from a device; nobody is asked anything then. With restarts it costs all envs
             of a process their episode if one of them takes longer, and so does the `timeout` of any command.
         start_timeout: Seconds that a worker may take to build its envs.
-        close_timeout: Seconds that the envs may take to close, before their processes are killed.
+        close_timeout: Seconds that the envs may take to close, before their processes are killed; and then those that
+            copies to or from a device may take, before they are left to themselves, and the memory to them.
         max_concurrency: How many envs of a process or thread may be inside `reset` or `step` at once, if there are
             coroutine envs among them; None for all. Other envs are there one after the other in any case. Waiting for
             its turn counts as a part of an env's time.
@@ -180,8 +182,8 @@ class AsyncSerialEnv(AsyncBatchedEnv):
     """The same envs without processes, one after the other in the event loop's thread; coroutine envs at the same time.
 
     For envs that are quicker than a message to another process, for debugging, for gradients through the envs, and as
-    the reference for results. Its coroutines never wait for anything but the envs, and nothing can interrupt these: a
-    `timeout` has an effect on coroutine envs only.
+    the reference for results. Its coroutines never wait for anything but the envs, and a device, and nothing can
+    interrupt the former: a `timeout` has an effect on coroutine envs, and on waiting for a device.
 
     Args:
         num_workers: How many envs.
