@@ -626,7 +626,8 @@ async def main():
         else:
             start.cancel()
         (error,) = await asyncio.gather(start, return_exceptions=True)
-        print(type(error).__name__, ray.is_initialized(), [t.name for t in threading.enumerate() if "aioenvs" in t.name])
+        threads = [thread.name for thread in threading.enumerate() if "aioenvs" in thread.name]
+        print(type(error).__name__, ray.is_initialized(), threads)
 
 asyncio.run(main())
 """
