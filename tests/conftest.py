@@ -6,7 +6,8 @@ process_face   the two of them that have worker processes
 async_face     envs in processes of both kinds, async
 any_loop       name it to run an async test on uvloop as well as on asyncio's own loop
 gate           a `failing_envs.Gate`: an env can wait there, and the test lets it through
-no_leaks       (always on) fails a test that leaves processes, threads, descriptors or shared memory
+no_leaks       (always on) fails a test that leaves processes, threads, descriptors or shared memory, or for which an
+               event loop logs an error, such as an exception that nobody heard of
 
 The launchers that the engine keeps for the whole session are no leak; the workers below them are.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import random
 import signal
@@ -22,7 +24,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import psutil
@@ -111,11 +113,32 @@ def _module() -> None:
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     before, imported = Holdings(), len(sys.modules)
-    yield
-    gc.collect()  # what was dropped must be gone, not hide in a cycle
+    with _Complaints() as complaints:
+        yield
+        gc.collect()  # what was dropped must be gone, not hide in a cycle
     if len(sys.modules) != imported:
         gc.freeze()  # nor what this one imported
     before.check()
+    if complaints.heard:
+        pytest.fail("asyncio complained: " + "\n".join(complaints.heard), pytrace=False)
+
+
+class _Complaints(logging.Handler):
+    """What event loops log as errors, such as exceptions that nobody heard of and tasks that nobody let end."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.heard: list[str] = []
+
+    def __enter__(self) -> Self:
+        logging.getLogger("asyncio").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("asyncio").removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append(record.getMessage())
 
 
 class Holdings:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from numbers import Real
 from typing import Any, NamedTuple
 
-__all__ = ["TURNS", "Deadline", "check_seconds", "done_within", "drop", "outlast"]
+__all__ = ["TURNS", "Deadline", "check_seconds", "done_within", "drop", "hear", "outlast"]
 
 TURNS = 10  # of the loop, in which what came while it did not run gets to whoever waits for it
 
@@ -95,12 +95,13 @@ async def outlast(task: asyncio.Future[Any], hurry: Callable[[], None] | None = 
 def drop(future: asyncio.Future[Any]) -> None:
     """Nobody waits for it any more, nor wants to be told that it failed."""
     if not future.done():
-        future.add_done_callback(_hear)
+        future.add_done_callback(hear)
         future.cancel()
     else:
-        _hear(future)
+        hear(future)
 
 
-def _hear(future: asyncio.Future[Any]) -> None:
+def hear(future: asyncio.Future[Any]) -> None:
+    """Let nobody complain that what a future failed with was not heard of: there may be nobody to whom it matters."""
     if not future.cancelled():
         future.exception()
