@@ -7,7 +7,7 @@ async_face     envs in processes of both kinds, async
 any_loop       name it to run an async test on uvloop as well as on asyncio's own loop
 gate           a `failing_envs.Gate`: an env can wait there, and the test lets it through
 no_leaks       (always on) fails a test that leaves processes, threads, descriptors or shared memory, or for which an
-               event loop logs an error, such as an exception that nobody heard of
+               event loop logs an error of a task of aioenvs, such as an exception that nobody heard of
 
 The launchers that the engine keeps for the whole session are no leak; the workers below them are.
 """
@@ -38,6 +38,7 @@ from processes import still_alive
 from aioenvs.engine import process
 
 PATIENCE = 2.0  # seconds that what was just closed gets to vanish
+PACKAGE = f"{Path(process.__file__).parents[1]}{os.sep}"
 DESCRIPTORS = Path("/proc/self/fd")
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -124,7 +125,7 @@ def no_leaks() -> Iterator[None]:
 
 
 class _Complaints(logging.Handler):
-    """What event loops log as errors, such as exceptions that nobody heard of and tasks that nobody let end."""
+    """Errors that event loops log of the package's own tasks: failures nobody heard of, and the like."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -138,7 +139,9 @@ class _Complaints(logging.Handler):
         logging.getLogger("asyncio").removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.heard.append(record.getMessage())
+        message = record.getMessage()
+        if PACKAGE in message:  # and not only in the traceback of what an env of the test's does
+            self.heard.append(message)
 
 
 class Holdings:
