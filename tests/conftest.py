@@ -7,7 +7,8 @@ async_face     envs in processes of both kinds, async
 any_loop       name it to run an async test on uvloop as well as on asyncio's own loop
 backend        a `device_backends.FakeBackend`; what the test still holds back is let through at its end
 gate           a `failing_envs.Gate`: an env can wait there, and the test lets it through
-no_leaks       (always on) fails a test that leaves processes, threads, descriptors or shared memory
+no_leaks       (always on) fails a test that leaves processes, threads, descriptors or shared memory, or for which an
+               event loop logs an error of a task of aioenvs, such as an exception that nobody heard of
 
 The launchers that the engine keeps for the whole session are no leak; the workers below them are.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import random
 import signal
@@ -23,7 +25,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import psutil
@@ -38,6 +40,7 @@ from processes import still_alive
 from aioenvs.engine import process
 
 PATIENCE = 2.0  # seconds that what was just closed gets to vanish
+PACKAGE = f"{Path(process.__file__).parents[1]}{os.sep}"
 DESCRIPTORS = Path("/proc/self/fd")
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -120,11 +123,34 @@ def _module() -> None:
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     before, imported = Holdings(), len(sys.modules)
-    yield
-    gc.collect()  # what was dropped must be gone, not hide in a cycle
+    with _Complaints() as complaints:
+        yield
+        gc.collect()  # what was dropped must be gone, not hide in a cycle
     if len(sys.modules) != imported:
         gc.freeze()  # nor what this one imported
     before.check()
+    if complaints.heard:
+        pytest.fail("asyncio complained: " + "\n".join(complaints.heard), pytrace=False)
+
+
+class _Complaints(logging.Handler):
+    """Errors that event loops log of the package's own tasks: failures nobody heard of, and the like."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.heard: list[str] = []
+
+    def __enter__(self) -> Self:
+        logging.getLogger("asyncio").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("asyncio").removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if PACKAGE in message:  # and not only in the traceback of what an env of the test's does
+            self.heard.append(message)
 
 
 class Holdings:

@@ -428,6 +428,20 @@ async def test_a_result_is_kept_whenever_its_waiter_is_cancelled(turns: int, fai
     assert not errand.pending
 
 
+@pytest.mark.parametrize("min_get", [None, 1])
+async def test_one_that_is_forgotten_while_envs_are_at_work(gate: Gate, min_get: int | None) -> None:
+    """Its envs are closed over a command that nobody waits for, of which nobody has to hear (see `no_leaks`)."""
+    kwargs = numbered(2, {1: {"fault": gate.wait, "at": (1, 0)}})
+    async with AsyncParallelEnv(2, CountingEnv, create_env_kwargs=kwargs, num_processes=2, close_timeout=1) as env:
+        collector = AsyncCollector(env, None, frames_per_batch=8, min_get=min_get)
+        waiting = asyncio.ensure_future(collector.next())
+        await gate.arrival()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        del collector, waiting
+
+
 async def test_a_policy_that_waits_is_cancelled_and_asked_again() -> None:
     asked = []
     hanging = asyncio.Event()

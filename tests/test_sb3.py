@@ -279,8 +279,10 @@ def test_methods_and_attributes(host: str) -> None:
             env.get_attr("nothing")
         with pytest.raises(AttributeError, match="nothing"):
             env.env_method("nothing")
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match="expected indices of 3 envs, found 3"):
             env.get_attr("level", 3)
+        with pytest.raises(TypeError, match="expected indices of 3 envs, found 'level'"):
+            env.get_attr("level", "level")  # type: ignore[arg-type]
 
 
 def _monitored(number: int) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from aioenvs.engine.deadlines import hear
 from aioenvs.engine.driving import driven
 from aioenvs.errors import ClosedError
 
@@ -45,6 +46,7 @@ class Errand:
         """
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(_apart(command))
+            self._task.add_done_callback(hear)  # whoever asks next is told; there may be nobody
         task = self._task
         try:
             found = await asyncio.shield(task)

@@ -10,6 +10,7 @@ Results are what `DummyVecEnv` returns.
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -270,11 +271,15 @@ class AioVecEnv(VecEnv):
 
         Raises:
             IndexError: If there is no such env.
+            TypeError: If one is no integer.
         """
         numbers = range(self.num_envs)
         if indices is None:
             return list(numbers)
-        return [numbers[index] for index in ([indices] if isinstance(indices, int) else indices)]
+        try:
+            return [numbers[operator.index(index)] for index in ([indices] if isinstance(indices, int) else indices)]
+        except (IndexError, TypeError) as error:
+            raise type(error)(f"expected indices of {len(numbers)} envs, found {indices!r}") from None
 
     def get_images(self) -> Sequence[Any]:
         """The image that each env renders; None, and a warning, if `render_mode` is not "rgb_array"."""
