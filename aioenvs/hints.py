@@ -12,7 +12,7 @@ CALLED = ("__iter__", "__aiter__")  # of these, the interpreter drops an error o
 
 
 class WrongStatementError(TypeError, AttributeError):
-    """What the interpreter says where a method is missing; to `hasattr`, it is missing."""
+    """What the interpreter says where a method is missing; `hasattr` says so, too, but for those in `CALLED`."""
 
 
 class Instead:

@@ -132,7 +132,7 @@ def signed_as(model: Callable[..., Any]) -> Callable[[Function], Function]:
 
 def _called(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
     """What the caller knows: of a constructor, the class; of a method, the class, too."""
-    if function.__name__ == "__init__":
+    if function.__name__ == "__init__" and args:
         return type(args[0]).__name__
     _, dot, _ = function.__qualname__.rpartition(".")
     return f"{type(args[0]).__name__}.{function.__name__}" if dot and args else function.__name__

@@ -44,7 +44,10 @@ class _Twin(NamedTuple):
 
 
 class _Twins:
-    """What the host has of what is on a device, as long as that is there, and as it came."""
+    """What the host has of what is on a device, as long as that is there, and as it came.
+
+    That it was written to is told by torch's count, which leaves out what is written through `Tensor.data`.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, _Twin] = {}
@@ -63,6 +66,8 @@ class _Twins:
         """A view of such a tensor, on the host; None if it is none, or somebody has written to its memory."""
         twin = self._known.get(tensor.untyped_storage()._cdata)
         if twin is None or tensor.is_inference() or tensor._version != twin.version:
+            return None
+        if tensor.is_conj() or tensor.is_neg():  # its values are not those of its memory
             return None
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
         offset = tensor.storage_offset() - twin.start // tensor.itemsize
@@ -212,7 +217,7 @@ class Transfer:
         return fetched, fence
 
     def home(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Fence]:
-        """The same, but what the host has had before, and was to remember, need not be fetched."""
+        """The same, but what the host has had before, and was to remember, is only to be read, and need not be fetched."""
         twins = [self._twins.of(tensor) for tensor in tensors]
         rest, fence = self.fetch([tensor for tensor, own in zip(tensors, twins, strict=True) if own is None])
         missing = iter(rest)

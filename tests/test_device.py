@@ -22,7 +22,14 @@ from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
 from aioenvs.device import StagedBackend, backend_of, checked_device, require_device
 from aioenvs.engine import restarts
 from aioenvs.engine.pool import Timeouts
-from aioenvs.errors import AioEnvsError, ClosedError, PerformanceWarning, WorkerDiedError, WorkerTimeoutError
+from aioenvs.errors import (
+    AioEnvsError,
+    ClosedError,
+    ConcurrencyError,
+    PerformanceWarning,
+    WorkerDiedError,
+    WorkerTimeoutError,
+)
 from aioenvs.testing import CountingEnv as TorchCountingEnv
 from aioenvs.testing import DynamicShapeEnv, HeterogeneousCountingEnv, NestedCountingEnv, NonTensorEnv
 from aioenvs.transfer import MAX_TWINS, Transfer
@@ -270,6 +277,20 @@ async def test_restarted_envs_are_not_killed_for_a_device(process_face: Face, ba
         backend.release()
         assert steps(await face.call(env.step, acting([1, 1]))) == [3, 3]
         assert env.pids == pids
+
+
+async def test_nobody_receives_what_is_on_its_way_to_somebody_else(backend: FakeBackend) -> None:
+    async with AsyncSerialEnv(2, CountingEnv, device=backend, non_blocking=False) as env:
+        env.send(env.rand_action(await env.reset()))
+        backend.held = True
+        receiving = asyncio.ensure_future(env.recv(2))
+        copy = await in_thread(backend.next_held)
+        await waited_for(copy)
+        with pytest.raises(ConcurrencyError, match="another recv for some of these envs waits"):
+            await env.recv()
+        backend.release()
+        assert (await receiving)[0]["env_index"].tolist() == [0, 1]
+        assert env.outstanding == ()
 
 
 async def test_what_is_wanted_there_can_be_too_late(face: Face, backend: FakeBackend) -> None:
@@ -688,6 +709,14 @@ def test_what_the_host_has_had_before_is_known_as_long_as_it_is_there_as_it_came
     (here,), _ = crossing.home([moved[0]])  # for all that came together
     assert torch.equal(here, sources[0])
     assert [each.kind for each in backend.copies] == ["in", "out"]
+
+
+def test_values_that_are_not_those_of_the_memory_are_fetched() -> None:
+    crossing, backend = transfer()
+    crossing.remember()
+    (moved,) = crossing.place([torch.tensor([1 + 2j])])
+    for view, expected in ((moved, 1 + 2j), (moved.conj(), 1 - 2j), (moved.conj().imag, -2)):
+        assert crossing.home([backend.hold(view)])[0][0].item() == expected
 
 
 def test_not_everything_is_remembered() -> None:

@@ -272,5 +272,12 @@ async def test_results_can_be_brought_back_by_hand(face: Face, backend: FakeBack
         backend.release()
         here = await bringing
         assert here["next", "observation"].tolist() == td["next", "observation"].tolist()
+        here["next", "observation"].fill_(-1)  # it is the caller's own
+        again = await face.call(env.on_host, td)
+        assert again["next", "observation"].tolist() == td["next", "observation"].tolist()
         env.to("cpu")
         assert await face.call(env.on_host, here) is here
+        await face.call(env.close)
+        assert (await face.call(env.on_host, td))["next", "done"].tolist() == td["next", "done"].tolist()
+        assert env.is_closed
+        await face.call(env.start)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -137,6 +138,58 @@ async def test_what_fails_says_so_to_whoever_waits_in_a_thread() -> None:
     with pytest.raises(RuntimeError, match="the device is gone"):
         await waiting
     assert await outlasting  # it is over
+    watchman.close()
+
+
+class Failed(Barrier):
+    """One that fails at once."""
+
+    def wait(self) -> None:
+        raise RuntimeError("the device is gone")
+
+
+class Late(Barrier):
+    """One that passes as soon as somebody waits for it."""
+
+    def wait(self) -> None:
+        self.passed.set()
+
+
+async def test_a_fence_is_not_taken_for_one_that_was_waited_for_before() -> None:
+    watchman, barrier = Watchman(), Barrier()
+    former = weakref.ref(barrier)
+    assert not await watchman.passed([barrier], 0.01)
+    barrier.passed.set()
+    del barrier
+    assert watchman._idle.acquire(timeout=20)  # its thread is done with it, and the loop has not heard of that yet
+    assert former() is not None  # so that no other one can be where it was
+    watchman._idle.release()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert watchman._futures == {}
+    assert former() is None
+    watchman.close()
+
+
+async def test_a_failure_says_nothing_of_the_others() -> None:
+    watchman, barrier = Watchman(), Barrier()
+    assert not await watchman.outlasted([Failed(), barrier], 0.01)
+    barrier.passed.set()
+    assert await watchman.outlasted([Failed(), barrier], 20)
+    watchman.close()
+
+
+async def test_a_thread_that_cannot_be_started_is_started_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    watchman = Watchman()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert watchman.wait([Late()], 20)
+        assert await watchman.passed([Late()], 20)
+    assert watchman.wait([Late()], 20)
+    assert await watchman.passed([Late()], 20)
     watchman.close()
 
 

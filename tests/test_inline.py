@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from failing_envs import CountingEnv
 
-from aioenvs import AsyncSerialEnv
+from aioenvs import AsyncSerialEnv, SerialEnv
 from aioenvs.errors import ClosedError
 
 COMMANDS: dict[str, Callable[[Any, Any], Any]] = {
@@ -31,6 +31,30 @@ async def test_a_command_that_had_not_begun_when_the_envs_were_closed_says_so(na
         await task
     assert (await env.reset())["observation"][:, 1].tolist() == [1, 1]  # new envs
     await env.close()
+
+
+class Interrupted(list[int]):
+    """Somebody presses a key right behind the first entry."""
+
+    def append(self, item: int) -> None:
+        super().append(item)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_before_a_command_begins_keeps_nobody_from_closing() -> None:
+    env = SerialEnv(2, CountingEnv)
+    td = env.rand_action(env.reset())
+    pool = env._env._running.pool
+    pool._at_work = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        env.step(td)
+    pool._at_work = []
+    assert env.step(env.rand_action(env.reset()))["next", "observation"].shape == (2, 4)
+    pool._at_work = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        env.step(td)
+    env.close()
+    assert env.is_closed
 
 
 async def test_a_command_that_is_cancelled_before_it_begins_gives_the_envs_up() -> None:

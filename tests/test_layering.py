@@ -22,11 +22,11 @@ MODULES = {
 
 PURE = {
     f"aioenvs.engine.{name}" for name in ("protocol", "layout", "slots", "metadata", "turns", "seeding", "driving")
-} | {"aioenvs.errors", "aioenvs.keywords", "aioenvs.hints", "aioenvs.elsewhere"}
+} | {"aioenvs.errors", "aioenvs.keywords", "aioenvs.hints", "aioenvs.peers"}
 
 # Lowest first. A module belongs to the longest prefix of its name that stands here, and imports nothing from above.
 LAYERS = (
-    ("aioenvs.errors", "aioenvs.keywords", "aioenvs.hints", "aioenvs.elsewhere"),
+    ("aioenvs.errors", "aioenvs.keywords", "aioenvs.hints", "aioenvs.peers"),
     (
         "aioenvs.engine.protocol",
         "aioenvs.engine.layout",

@@ -578,7 +578,8 @@ from aioenvs import ParallelEnv
 from aioenvs.errors import WorkerDiedError
 
 def opened():
-    return ParallelEnv(3, failing_envs.CountingEnv, num_processes=3, backend="ray")
+    options = {"num_cpus": 1}
+    return ParallelEnv(3, failing_envs.CountingEnv, num_processes=3, backend="ray", ray_options=options)
 
 def left():
     return ray.is_initialized(), [thread.name for thread in threading.enumerate() if "aioenvs" in thread.name]

@@ -10,13 +10,13 @@ from typing import Any
 from aioenvs.batched.requests import each_of
 from aioenvs.batched.scope import Scope
 from aioenvs.batched.statistics import Statistics
-from aioenvs.elsewhere import hint_at, not_for_transforms
 from aioenvs.engine.adapters import Attribute, Call
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool
 from aioenvs.envs.described import Described
 from aioenvs.errors import AioEnvsError
 from aioenvs.hints import describe
+from aioenvs.peers import lacking, not_for_transforms
 
 __all__ = ["AsyncCalls"]
 
@@ -49,9 +49,7 @@ class AsyncCalls(Described):
             AttributeError: Always.
         """
         hint = "" if name.startswith("_") else f"; for the envs' own use await get_attr({name!r}) or call({name!r})"
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}{hint}{hint_at(name)}", name=name, obj=self
-        )
+        raise lacking(self, name, hint)
 
     async def call(self, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of every env.

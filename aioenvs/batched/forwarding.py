@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.calls import AsyncCalls
 from aioenvs.batched.statistics import Statistics
-from aioenvs.elsewhere import hint_at, not_for_transforms
 from aioenvs.engine.copying import Withheld
 from aioenvs.envs.base import EnvBase
 from aioenvs.errors import AioEnvsError, ConcurrencyError
+from aioenvs.peers import hint_at, not_for_transforms
 
 __all__ = ["Forwarding", "documented_by"]
 

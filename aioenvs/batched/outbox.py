@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import operator
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,17 +62,17 @@ class Ticket:
 
 @dataclass(eq=False)
 class Waiter:
-    """Somebody who wants to receive.
+    """Somebody who receives.
 
     Attributes:
         envs: From which envs.
         missing: How many more of them must have settled.
-        woken: Done when they have.
+        woken: Done when they have; None if that is not waited for.
     """
 
     envs: Set[int]
     missing: int
-    woken: asyncio.Future[None]
+    woken: asyncio.Future[None] | None = None
 
 
 class Outbox:
@@ -203,15 +203,19 @@ class Outbox:
         for waiter in self._waiters:
             if ticket.env in waiter.envs:
                 waiter.missing -= 1
-                if (waiter.missing <= 0 or ticket.error is not None) and not waiter.woken.done():
+                if (waiter.missing <= 0 or ticket.error is not None) and waiter.woken and not waiter.woken.done():
                     waiter.woken.set_result(None)
 
     # -- in ---------------------------------------------------------------------------------------------
 
-    async def receive(self, envs: Set[int], least: int, most: int | None, timeout: float | None) -> list[Ticket]:
+    @contextlib.asynccontextmanager
+    async def receiving(
+        self, envs: Set[int], least: int, most: int | None, timeout: float | None
+    ) -> AsyncIterator[list[Ticket]]:
         """What has settled of some envs, in that order, for the caller to `take` before anything else happens.
 
-        Cancelling it, like every failure, takes nothing away but the error that it raises.
+        Nobody else receives from these envs until the context ends. Cancelling it, like every failure, takes nothing
+        away but the error that it raises.
 
         Args:
             envs: Which envs.
@@ -231,10 +235,14 @@ class Outbox:
         if any(not waiter.envs.isdisjoint(envs) for waiter in self._waiters):
             raise ConcurrencyError("recv was asked while another recv for some of these envs waits; await that first")
         settled = [ticket for ticket in self._settled.values() if ticket.env in envs]
-        missing = least - len(settled)
-        if missing > 0 and all(ticket.error is None for ticket in settled):
-            await self._wait(envs, missing, timeout)
-        return self._chosen(envs, most)
+        waiter = Waiter(envs, least - len(settled))
+        self._waiters.append(waiter)
+        try:
+            if waiter.missing > 0 and all(ticket.error is None for ticket in settled):
+                await self._wait(waiter, timeout)
+            yield self._chosen(envs, most)
+        finally:
+            self._waiters.remove(waiter)
 
     def _checked_numbers(self, envs: Set[int], least: Any, most: Any) -> tuple[int, int | None]:
         try:
@@ -250,21 +258,17 @@ class Outbox:
             raise ValueError(f"min_get={least} steps can never come, since {what} outstanding; send() more first")
         return numbers
 
-    async def _wait(self, envs: Set[int], missing: int, timeout: float | None) -> None:
-        waiter = Waiter(envs, missing, asyncio.get_running_loop().create_future())
-        self._waiters.append(waiter)
-        try:
-            if await done_within([waiter.woken], timeout):
-                return
-            late = tuple(sorted(env for env in self.outstanding(envs) if env not in self._settled))
-            raise WorkerTimeoutError(
-                f"recv: {waiter.missing} more of {describe_envs(late)} should have answered within {timeout} s "
-                "(timeout); what has come, and what will, can still be received",
-                env_index=late,
-                pid=None,
-            )
-        finally:
-            self._waiters.remove(waiter)
+    async def _wait(self, waiter: Waiter, timeout: float | None) -> None:
+        waiter.woken = asyncio.get_running_loop().create_future()
+        if await done_within([waiter.woken], timeout):
+            return
+        late = tuple(sorted(env for env in self.outstanding(waiter.envs) if env not in self._settled))
+        raise WorkerTimeoutError(
+            f"recv: {waiter.missing} more of {describe_envs(late)} should have answered within {timeout} s "
+            "(timeout); what has come, and what will, can still be received",
+            env_index=late,
+            pid=None,
+        )
 
     def _chosen(self, envs: Set[int], most: int | None) -> list[Ticket]:
         settled = [ticket for ticket in self._settled.values() if ticket.env in envs]

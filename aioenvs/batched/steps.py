@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
 from aioenvs.batched.calls import AsyncCalls
+from aioenvs.batched.outbox import Ticket
 from aioenvs.batched.outgoing import Outgoing, entries_of
 from aioenvs.batched.requests import check_next, check_size, check_unlocked, index_of, step_rows
 from aioenvs.batched.scope import Scope
@@ -92,10 +93,17 @@ class AsyncSteps(AsyncCalls):
             tensordict: Of any shape, such as `step` returned it.
 
         Returns:
-            The same TensorDict if no results of these envs go to a device, else another one.
+            The same TensorDict if no results of these envs go to a device, else another one, of the caller's own.
+
+        Raises:
+            Exception: Whatever the device says of a copy that failed.
         """
-        scope = await self._scope()
-        return tensordict if scope.whole.crossing is None else await scope.at_home(tensordict)
+        scope = self._running_scope
+        if scope is None:
+            return tensordict.to("cpu")
+        if scope.whole.crossing is None:
+            return tensordict
+        return (await scope.at_home(tensordict)).clone()
 
     async def _advance(
         self, td: TensorDictBase, *, maybe_reset: bool, copy: bool, timeout: float | None
@@ -231,7 +239,15 @@ class AsyncSteps(AsyncCalls):
         if scope is None:
             raise AioEnvsError(f"{self!r} is not running, so there is nothing to receive")
         whole, deadline = scope.whole, None if timeout is None else Deadline.after(timeout, "timeout")
-        tickets = await whole.outbox.receive(scope.everything.envs, min_get, max_get, timeout)
+        async with whole.outbox.receiving(scope.everything.envs, min_get, max_get, timeout) as tickets:
+            td, after = await self._gathered(tickets, scope, deadline)
+        return td, after, functools.partial(whole.outbox.take, tickets)
+
+    async def _gathered(
+        self, tickets: Sequence[Ticket], scope: Scope, deadline: Deadline | None
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """What came of some steps, where results go, and the root for the next one."""
+        whole = scope.whole
         envs = [ticket.env for ticket in tickets]
         look = whole.look(envs)
         td = gathered([(ticket.sent, ticket.row) for ticket in tickets])
@@ -248,10 +264,11 @@ class AsyncSteps(AsyncCalls):
         following, root, there = scope.placed(following, root, {"env_index": index})
         whole.transfer.know(there["env_index"], index)
         td.set("env_index", there["env_index"] if td.device in (None, whole.device) else index)
-        await whole.arrived(Lease(whole.pool.select(sorted(envs)), "recv", deadline))
+        if whole.crossing is not None:
+            await whole.arrived(Lease(whole.pool.select(sorted(envs)), "recv", deadline))
         after = look.results.after_step(td, entries_of(td, look.signature), following, root)
         assert after is not None
-        return td, after, functools.partial(whole.outbox.take, tickets)
+        return td, after
 
 
 async def _fetched(

@@ -68,8 +68,12 @@ class AnsweringPool(Pool):
         replacing = replacing or self.restarts
         ready = self.slots.acquire(selection.envs, command, replacing=replacing)
         waits = not ready or (replacing and bool(self.slots.broken(selection.envs)))
-        if self.fenced:
-            waits = waits or bool(self.in_use(selection.envs))
+        if self.fenced and not waits:
+            try:
+                waits = bool(self.in_use(selection.envs))
+            except BaseException:  # of a device that is broken
+                self.slots.release(selection.envs)
+                raise
         return Lease(selection, command, deadline, replacing, waits)
 
     def check_home(self, command: str) -> None:

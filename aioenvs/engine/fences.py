@@ -48,16 +48,18 @@ class Watchman:
 
     def _watched(self, fences: Sequence[Fence]) -> asyncio.Future[None]:
         """A future for when they have passed, which all share that wait for the same ones."""
-        loop, key = asyncio.get_running_loop(), tuple(map(id, fences))
+        loop, key = asyncio.get_running_loop(), _key(fences)
         passed = self._futures.get(key)
         if passed is None or passed.get_loop() is not loop:
             passed = self._futures[key] = loop.create_future()
-            passed.add_done_callback(functools.partial(self._forget, key))
+            # It keeps the fences as long as their key is known, so that no other one can have the same.
+            passed.add_done_callback(functools.partial(self._forget, fences))
             self.afterwards(fences, functools.partial(_report, loop, passed))
         return passed
 
-    def _forget(self, key: tuple[int, ...], passed: asyncio.Future[None]) -> None:
+    def _forget(self, fences: Sequence[Fence], passed: asyncio.Future[None]) -> None:
         hear(passed)
+        key = _key(fences)
         if self._futures.get(key) is passed:
             del self._futures[key]
 
@@ -117,8 +119,9 @@ class Watchman:
             threading.Thread(target=_watch, args=arguments, name="aioenvs fences", daemon=True).start()
         except RuntimeError:  # there are too many, or the interpreter is about to end
             if not self._threads:
-                self._watches.put(None)
-                _watch(*arguments)
+                watch = self._watches.get()
+                assert watch is not None
+                _see_to(*watch)
         else:
             self._threads += 1
 
@@ -129,6 +132,10 @@ class Watchman:
         self._watches, self._idle, self._threads = queue.SimpleQueue(), threading.Semaphore(0), 0
 
 
+def _key(fences: Sequence[Fence]) -> tuple[int, ...]:
+    return tuple(map(id, fences))
+
+
 def _watch(watches: queue.SimpleQueue[Watch | None], idle: threading.Semaphore) -> None:
     while (watch := watches.get()) is not None:
         _see_to(*watch)
@@ -137,13 +144,13 @@ def _watch(watches: queue.SimpleQueue[Watch | None], idle: threading.Semaphore) 
 
 
 def _see_to(fences: Sequence[Fence], report: Report) -> None:
-    """Wait for fences, and say so to whoever waits for that."""
+    """Wait for all fences, and say so to whoever waits for that, with the first error if there is one."""
     error: BaseException | None = None
-    try:
-        for fence in fences:
+    for fence in fences:
+        try:
             fence.wait()
-    except BaseException as caught:  # whoever waits for it has it
-        error = caught
+        except BaseException as caught:  # whoever waits for it has it
+            error = error or caught
     try:
         report(error)
     finally:

@@ -164,14 +164,16 @@ class InlinePool(Pool):
         return outcome.located(command)
 
     def _run(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None, lease: Lease) -> Outcome:
-        with self._gate:
-            if self.slots.closed:
-                raise closed_meanwhile(lease.selection.envs)
-            self._at_work.append(threading.get_ident())
+        thread = threading.get_ident()
         try:
+            with self._gate:
+                if self.slots.closed:
+                    raise closed_meanwhile(lease.selection.envs)
+                self._at_work.append(thread)
             return self._host.execute(opcode, positions, values)
-        finally:
-            self._at_work.remove(threading.get_ident())
+        finally:  # also after an interrupt right behind the append
+            if thread in self._at_work:
+                self._at_work.remove(thread)
 
     def _unanswered(self, envs: Set[int]) -> Set[int]:
         assert self._concurrent is not None

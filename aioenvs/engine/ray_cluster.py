@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from aioenvs.engine.deadlines import outlast
+from aioenvs.engine.deadlines import hear, outlast
 from aioenvs.errors import AioEnvsError
 
 __all__ = ["Membership", "aside", "connected_ray", "import_ray", "join", "resources"]
@@ -54,6 +54,7 @@ async def aside(function: Callable[[], T]) -> T:
     """Call something that blocks in a thread of its own; cancelling it waits for its end."""
     with ThreadPoolExecutor(1, "aioenvs ray") as executor:
         called = asyncio.get_running_loop().run_in_executor(executor, function)
+        called.add_done_callback(hear)  # who was cancelled does not ask for its result
         await outlast(called)
         return called.result()
 

@@ -56,7 +56,7 @@ class RayPool(ReplacingPool):
     def _asked(self) -> dict[str, Any]:
         """What Ray is asked for, for each host; of a cluster that is ours alone, what is needed need not be counted."""
         is_ours = self._membership is not None and self._membership.is_local
-        return {"num_cpus": 0 if is_ours else 1, **self._ray_options}
+        return {"num_cpus": 1, **self._ray_options, **({"num_cpus": 0} if is_ours else {})}
 
     async def _prepare(self) -> None:
         async with self._joining:

@@ -11,13 +11,13 @@ from typing import Any, NoReturn, Self, TypeVar
 import torch
 from tensordict import TensorDictBase
 
-from aioenvs.elsewhere import hint_at
 from aioenvs.engine.seeding import seed_chain
 from aioenvs.envs.check import check_env_specs
 from aioenvs.envs.spec_index import INPUTS, OUTPUTS
 from aioenvs.envs.transitions import Transitions
 from aioenvs.errors import ClosedError
 from aioenvs.keywords import hints_at_keywords
+from aioenvs.peers import hint_at
 from aioenvs.rollout import RolloutOptions, Steps, drive, rollout
 from aioenvs.specs import Composite
 from aioenvs.specs.base import as_device

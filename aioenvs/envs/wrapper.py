@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
-from aioenvs.elsewhere import hint_at, not_for_transforms
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.gym_adapter import GymAdapter
 from aioenvs.engine.layout import Arrays, Key
@@ -21,6 +20,7 @@ from aioenvs.engine.spaces import conform
 from aioenvs.engine.streams import Generators
 from aioenvs.envs.base import EnvBase
 from aioenvs.errors import SpecMismatchError
+from aioenvs.peers import hint_at, not_for_transforms
 from aioenvs.specs import Bounded, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
 from aioenvs.trees import nested_key, non_tensor
 

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aioenvs.batched.config import BatchConfig
-from aioenvs.elsewhere import hint_at
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError
@@ -25,6 +24,7 @@ from aioenvs.integrations.vectors.blocking import Vector, one_each
 from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
 from aioenvs.integrations.vectors.inside import assign, is_wrapped
 from aioenvs.keywords import hints_at_keywords
+from aioenvs.peers import lacking
 
 try:
     import gymnasium
@@ -297,9 +297,7 @@ class AioVecEnv(VecEnv):
         Raises:
             AttributeError: Always.
         """
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}{hint_at(name)}", name=name, obj=self
-        )
+        raise lacking(self, name)
 
     # -- the end ----------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from aioenvs.batched.config import BatchConfig
-from aioenvs.elsewhere import hint_at
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError
@@ -22,6 +21,7 @@ from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
 from aioenvs.integrations.vectors.infos import batch_infos
 from aioenvs.integrations.vectors.inside import ask, assign
 from aioenvs.keywords import hints_at_keywords
+from aioenvs.peers import lacking
 
 try:
     from gymnasium.vector import AutoresetMode
@@ -342,9 +342,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         Raises:
             AttributeError: Always.
         """
-        raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name!r}{hint_at(name)}", name=name, obj=self
-        )
+        raise lacking(self, name)
 
     # -- the end ----------------------------------------------------------------------------------------
 

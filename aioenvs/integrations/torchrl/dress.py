@@ -65,13 +65,12 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
         EnvBase.__init__(self)
         self.num_workers = num_workers
         self._create_env_fn = create_env_fn
-        self._options = self._translated(options)
         self._dummy_env_str: str | None = None
         self._cache_in_keys = None
         self._single_task = callable(create_env_fn) or isinstance(create_env_fn, str)
         if not self._single_task and isinstance(create_env_fn, Sequence):
             self._single_task = len({id(fn) for fn in create_env_fn}) == 1
-        self._build(self._options)
+        self._build(self._translated(options))
 
     @classmethod
     def _translated(cls, options: Mapping[str, Any]) -> dict[str, Any]:

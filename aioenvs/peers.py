@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-__all__ = ["FOR_TORCHRL", "hint_at", "not_for_transforms"]
+__all__ = ["FOR_TORCHRL", "hint_at", "lacking", "not_for_transforms"]
 
 FOR_TORCHRL = (
     "TorchRL's transforms, collectors and checks take the ParallelEnv and SerialEnv of aioenvs.integrations.torchrl"
@@ -33,6 +33,13 @@ ASKED_FOR = {
 def hint_at(name: str) -> str:
     """What to add to the error where an attribute is missing that one of the libraries asks for; else nothing."""
     return "".join(f"; {hint}" for hint, names in ASKED_FOR.items() if name in names)
+
+
+def lacking(owner: Any, name: str, hint: str = "") -> AttributeError:
+    """The error for an attribute that an object does not have, with what there is to say of it besides."""
+    return AttributeError(
+        f"{type(owner).__name__!r} object has no attribute {name!r}{hint}{hint_at(name)}", name=name, obj=owner
+    )
 
 
 def _refuse(env: Any, value: Any) -> NoReturn:
