@@ -26,6 +26,7 @@ __all__ = [
     "Fence",
     "StagedBackend",
     "backend_of",
+    "bytes_of",
     "checked_device",
     "named_device",
     "require_device",
@@ -124,7 +125,7 @@ class StagedBackend(DeviceBackend):
         """Do nothing: it is there."""
 
     def copy_out(self, sources: Sequence[torch.Tensor], target: torch.Tensor) -> Fence:
-        target.copy_(_bytes_of(sources))
+        target.copy_(bytes_of(sources))
         return PASSED
 
 
@@ -216,7 +217,7 @@ class CudaBackend(DeviceBackend):
     def copy_out(self, sources: Sequence[torch.Tensor], target: torch.Tensor) -> Fence:
         self._out.wait_stream(_cuda().current_stream(self.device))
         with _cuda().stream(self._out):
-            target.copy_(_bytes_of(sources), non_blocking=True)
+            target.copy_(bytes_of(sources), non_blocking=True)
             fence = _CudaFence(self._out)
         for source in sources:
             source.record_stream(self._out)
@@ -283,7 +284,13 @@ def backend_of(device: Device) -> DeviceBackend | None:
     return CudaBackend(device)
 
 
-def _bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The bytes of some tensors, one behind the other."""
-    flat = [each.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for each in tensors]
+    flat = [_bytes_of_one(each.detach().resolve_conj().resolve_neg().reshape(-1)) for each in tensors]
     return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+def _bytes_of_one(flat: torch.Tensor) -> torch.Tensor:
+    if flat.stride(0) != 1:  # of a single value, which torch takes for contiguous
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)

@@ -217,7 +217,7 @@ class Transfer:
         return fetched, fence
 
     def home(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Fence]:
-        """The same, but what the host has had before, and was to remember, is only to be read, and need not be fetched."""
+        """The same, but what the host has had before, and was to remember, stays where it is: it is only to be read."""
         twins = [self._twins.of(tensor) for tensor in tensors]
         rest, fence = self.fetch([tensor for tensor, own in zip(tensors, twins, strict=True) if own is None])
         missing = iter(rest)

@@ -17,7 +17,7 @@ import torch
 from faces import Face, in_thread
 from failing_envs import CountingEnv, numbered
 
-from aioenvs.device import DeviceBackend
+from aioenvs.device import DeviceBackend, bytes_of
 
 __all__ = ["Copy", "FakeBackend", "are_actions", "counting", "waited_for", "watchmen_gone"]
 
@@ -154,8 +154,7 @@ class FakeBackend(DeviceBackend):
         fence.ordered = True
 
     def copy_out(self, sources: Sequence[torch.Tensor], target: torch.Tensor) -> Copy:
-        flat = torch.cat([source.reshape(-1).view(torch.uint8) for source in sources])
-        return self._begin("out", flat, target)[1]
+        return self._begin("out", bytes_of(sources), target)[1]
 
     def _begin(self, kind: str, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, Copy]:
         copy = Copy(kind, source, target)

@@ -980,7 +980,7 @@ async def test_the_argument_is_called_tensordict(face: TorchFace) -> None:
 
 def test_a_misspelt_option_is_named_with_the_class_it_was_given_to() -> None:
     for make in (ParallelEnv, SerialEnv):
-        with pytest.raises(TypeError, match=rf"^{make.__name__}: got an unexpected keyword argument 'num_worker'"):
+        with pytest.raises(TypeError, match=rf"^{make.__name__}\(\) got an unexpected .* 'num_worker'"):
             make(2, CountingEnv, num_worker=1)  # type: ignore[call-arg]
 
 

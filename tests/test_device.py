@@ -19,7 +19,7 @@ from test_restarts import RESTART, kill_and_wait
 from torch_batches import differing
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
-from aioenvs.device import StagedBackend, backend_of, checked_device, require_device
+from aioenvs.device import StagedBackend, backend_of, bytes_of, checked_device, require_device
 from aioenvs.engine import restarts
 from aioenvs.engine.pool import Timeouts
 from aioenvs.errors import (
@@ -692,6 +692,14 @@ def test_staged_copies_are_done_at_once() -> None:
     target = torch.zeros(8, dtype=torch.uint8)
     assert backend.copy_out([copy[:4], copy[4:]], target).done()
     assert target.tolist() == list(range(8))
+
+
+def test_whatever_the_strides_are() -> None:
+    table = torch.arange(12.0).reshape(3, 4)
+    tensors = [table[:1, 1], table[1:2, ::4], table[:, 2], table.t(), table[0, 0], table[:0], table[1:, 1:3].bool()]
+    assert bytes_of(tensors).numpy().tobytes() == b"".join(each.numpy().tobytes() for each in tensors)
+    for each in tensors:
+        assert bytes_of([each]).numpy().tobytes() == each.numpy().tobytes()
 
 
 def test_what_the_host_has_had_before_is_known_as_long_as_it_is_there_as_it_came() -> None:
