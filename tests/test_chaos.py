@@ -127,17 +127,17 @@ def test_another_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_recv_that_loses_something_when_it_is_cancelled_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def receive(self: Outbox, envs: Any, least: int, most: int | None, timeout: float | None) -> Any:
+    async def wait(self: Outbox, waiter: Any, timeout: float | None) -> None:
         try:
-            return await genuine(self, envs, least, most, timeout)
+            await genuine(self, waiter, timeout)
         except asyncio.CancelledError:
             for ticket in list(self._settled.values()):
                 del self._settled[ticket.env], self._sent[ticket.env]
                 self._pool.release(ticket.lease)
             raise
 
-    genuine = Outbox.receive
-    monkeypatch.setattr(Outbox, "receive", receive)
+    genuine = Outbox._wait
+    monkeypatch.setattr(Outbox, "_wait", wait)
     with pytest.raises((Mismatch, ValueError)):
         go(1, 2000, THREADS)
 
