@@ -127,9 +127,9 @@ def test_another_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_recv_that_loses_something_when_it_is_cancelled_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def wait(self: Outbox, waiter: Any, timeout: float | None) -> None:
+    async def wait(self: Outbox, waiter: Any, deadline: Any) -> None:
         try:
-            await genuine(self, waiter, timeout)
+            await genuine(self, waiter, deadline)
         except asyncio.CancelledError:
             for ticket in list(self._settled.values()):
                 del self._settled[ticket.env], self._sent[ticket.env]

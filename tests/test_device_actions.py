@@ -31,16 +31,21 @@ def totals(td: TensorDictBase) -> list[list[int]]:
     return [row[2:] for row in observed(td)]
 
 
+def stepping(env: Any, backend: FakeBackend) -> asyncio.Task[TensorDictBase]:
+    """A step under way whose actions, 3 and 4, are still to come from the device."""
+    backend.held = True
+    td = acting([3, 4])
+    backend.hold(td["action"])
+    return asyncio.ensure_future(env.step(td))
+
+
 # -- steps ----------------------------------------------------------------------------------------------
 
 
 @over_async_faces
 async def test_actions_are_awaited(face: Face, backend: FakeBackend) -> None:
     async with counting(face, backend) as env:
-        backend.held = True
-        td = acting([3, 4])
-        backend.hold(td["action"])
-        task = asyncio.ensure_future(env.step(td))
+        task = stepping(env, backend)
         copy = await in_thread(backend.next_held)
         assert copy.kind == "out"
         await waited_for(copy)
@@ -52,10 +57,7 @@ async def test_actions_are_awaited(face: Face, backend: FakeBackend) -> None:
 @over_async_faces
 async def test_who_is_cancelled_while_actions_come_has_asked_nobody(face: Face, backend: FakeBackend) -> None:
     async with counting(face, backend) as env:
-        backend.held = True
-        td = acting([3, 4])
-        backend.hold(td["action"])
-        task = asyncio.ensure_future(env.step(td))
+        task = stepping(env, backend)
         await waited_for(await in_thread(backend.next_held))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -15,7 +15,7 @@ from aioenvs.batched.inputs import Inputs
 from aioenvs.batched.lazy import LazyExchange
 from aioenvs.batched.outgoing import Arrival
 from aioenvs.batched.sent import Sent
-from aioenvs.engine.deadlines import check_seconds, done_within
+from aioenvs.engine.deadlines import Deadline, done_within
 from aioenvs.engine.failure import attributed
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool, Steps, closed_meanwhile
@@ -121,12 +121,12 @@ class Outbox:
         """
         tickets: list[Ticket] = []
         steps: list[Steps] = []
+        waits = lease.waits or arrival is not None
         try:
             for row, scope in enumerate(scopes):
                 own = lease._replace(selection=scope.everything, command="send")
-                waits = lease.waits or arrival is not None
                 tickets.append(Ticket(int(scope.envs[0]), scope, own, sent, row, waits=waits))
-            if lease.waits or arrival is not None:
+            if waits:
                 shares = [exchange.share(inputs, row) for row in range(len(tickets))]
                 steps = [self._begin_later(*own, arrival) for own in zip(tickets, shares, strict=True)]
             else:
@@ -210,7 +210,7 @@ class Outbox:
 
     @contextlib.asynccontextmanager
     async def receiving(
-        self, envs: Set[int], least: int, most: int | None, timeout: float | None
+        self, envs: Set[int], least: int, most: int | None, deadline: Deadline | None
     ) -> AsyncIterator[list[Ticket]]:
         """What has settled of some envs, in that order, for the caller to `take` before anything else happens.
 
@@ -221,17 +221,16 @@ class Outbox:
             envs: Which envs.
             least: Wait for so many.
             most: Take no more than so many; None for all there are.
-            timeout: Seconds that this may take.
+            deadline: When this must be over.
 
         Raises:
-            ValueError: If these numbers make no sense, the timeout is none, or less than `least` steps are outstanding.
+            ValueError: If these numbers make no sense, or less than `least` steps are outstanding.
             ConcurrencyError: If somebody else is receiving from one of the envs.
             WorkerTimeoutError: If there are not enough in time.
             Exception: That of a step which failed.
         """
         self._pool.check_home("recv")
         least, most = self._checked_numbers(envs, least, most)
-        check_seconds(timeout, "timeout")
         if any(not waiter.envs.isdisjoint(envs) for waiter in self._waiters):
             raise ConcurrencyError("recv was asked while another recv for some of these envs waits; await that first")
         settled = [ticket for ticket in self._settled.values() if ticket.env in envs]
@@ -239,7 +238,7 @@ class Outbox:
         self._waiters.append(waiter)
         try:
             if waiter.missing > 0 and all(ticket.error is None for ticket in settled):
-                await self._wait(waiter, timeout)
+                await self._wait(waiter, deadline)
             yield self._chosen(envs, most)
         finally:
             self._waiters.remove(waiter)
@@ -258,14 +257,14 @@ class Outbox:
             raise ValueError(f"min_get={least} steps can never come, since {what} outstanding; send() more first")
         return numbers
 
-    async def _wait(self, waiter: Waiter, timeout: float | None) -> None:
+    async def _wait(self, waiter: Waiter, deadline: Deadline | None) -> None:
         waiter.woken = asyncio.get_running_loop().create_future()
-        if await done_within([waiter.woken], timeout):
+        if await done_within([waiter.woken], None if deadline is None else deadline.left):
             return
         late = tuple(sorted(env for env in self.outstanding(waiter.envs) if env not in self._settled))
         raise WorkerTimeoutError(
-            f"recv: {waiter.missing} more of {describe_envs(late)} should have answered within {timeout} s "
-            "(timeout); what has come, and what will, can still be received",
+            f"recv: {waiter.missing} more of {describe_envs(late)} should have answered within {deadline}; "
+            "what has come, and what will, can still be received",
             env_index=late,
             pid=None,
         )

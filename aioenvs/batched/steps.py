@@ -183,18 +183,19 @@ class AsyncSteps(AsyncCalls):
             WorkerDiedError: If the worker of one is dead, unless envs are restarted. No env was sent anything then, as
                 in all cases before.
         """
-        scope = self._running_scope
-        if scope is None:
-            raise AioEnvsError(f"{self!r} is not running, so no env can be sent a step: reset() comes first")
+        scope = self._sending_scope()
         scope.pool.check_home("send")
         Outgoing(scope, tensordict, timeout).go()
 
-    async def _send(self, td: TensorDictBase, timeout: float | None) -> None:
-        """The same for plain calls, where nobody else sees to what has to wait: the envs are at work in any case."""
+    def _sending_scope(self) -> Scope:
         scope = self._running_scope
         if scope is None:
-            self.send(td)  # which says so
-            return
+            raise AioEnvsError(f"{self!r} is not running, so no env can be sent a step: reset() comes first")
+        return scope
+
+    async def _send(self, td: TensorDictBase, timeout: float | None) -> None:
+        """The same for plain calls, where nobody else sees to what has to wait: the envs are at work in any case."""
+        scope = self._sending_scope()
         await scope.pool.enter_loop("send")
         outgoing = Outgoing(scope, td, timeout)
         await outgoing.clear()
@@ -239,7 +240,7 @@ class AsyncSteps(AsyncCalls):
         if scope is None:
             raise AioEnvsError(f"{self!r} is not running, so there is nothing to receive")
         whole, deadline = scope.whole, None if timeout is None else Deadline.after(timeout, "timeout")
-        async with whole.outbox.receiving(scope.everything.envs, min_get, max_get, timeout) as tickets:
+        async with whole.outbox.receiving(scope.everything.envs, min_get, max_get, deadline) as tickets:
             td, after = await self._gathered(tickets, scope, deadline)
         return td, after, functools.partial(whole.outbox.take, tickets)
 
