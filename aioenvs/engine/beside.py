@@ -114,7 +114,8 @@ class PlainThread:
         thread.join()
         if raised is not None:
             raise raised
-        return side.result()
+        result: T = side.result()
+        return result
 
 
 class _LoopSide:

@@ -26,8 +26,8 @@ PLAYED = STEPS | {Opcode.RESET}
 class Batch:
     """Envs at work on one command.
 
-    Those with coroutines have a task each. The others do it one after the other, outside of the loop if there is a place
-    for that, once each coroutine has come to its first await.
+    Those with coroutines have a task each. The others do it one after the other, once each coroutine has come to its
+    first await, and outside of the loop if there is a place for that.
 
     Args:
         command: Its name.

@@ -30,7 +30,7 @@ __all__ = [
 
 # How asyncio, uvloop, anyio, asgiref and Playwright say that they cannot run a loop inside of another one.
 LOOP_RUNS = re.compile(
-    r"(?<!no )running event loop|loop is (already )?running|already running asyncio|(inside the asyncio|async event) loop",
+    r"(?<!no )running event loop|loop is (already )?running|running asyncio|(inside the asyncio|async event) loop",
     re.IGNORECASE,
 )
 USE_ANOTHER = (
