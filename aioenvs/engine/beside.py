@@ -39,6 +39,7 @@ async def done_at(place: Place | None, work: Callable[[], T]) -> T:
         return work()
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
+    thread = threading.get_ident()
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -49,7 +50,8 @@ async def done_at(place: Place | None, work: Callable[[], T]) -> T:
             errors.append(error)
         finally:
             with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for it
-                loop.call_soon_threadsafe(_settle, ended)
+                call = loop.call_soon if threading.get_ident() == thread else loop.call_soon_threadsafe
+                call(_settle, ended)
 
     place(job)
     await outlast(ended)

@@ -77,7 +77,9 @@ class Batch:
             else:
                 self._plain.append((env, adapter))
                 self._undone.add(env)
-        if self._plain:
+        if self._plain and turns is None and place is None:
+            loop.call_soon(self._work_here)
+        elif self._plain:
             self._working = loop.create_task(self._work_plainly())
             self._working.add_done_callback(self._plain_ended)
 
@@ -93,6 +95,7 @@ class Batch:
                 self._fail_plainly(self._plain.popleft()[0], asyncio.CancelledError())
         if self._working is not None:
             self._working.cancel()
+        self._maybe_end()
 
     @property
     def at_work(self) -> set[int]:
@@ -143,14 +146,12 @@ class Batch:
         try:
             await done_at(self._place, functools.partial(self._take_plain, most))
         finally:
-            while self._plain_results:
-                env, result, error = self._plain_results.popleft()
-                if error is not None:
-                    self._fail_plainly(env, error)
-                    continue
-                self._undone.discard(env)
-                if result is not False:
-                    self._results[env] = result
+            self._keep_plain()
+
+    def _work_here(self) -> None:
+        self._take_plain(len(self._plain))
+        self._keep_plain()
+        self._maybe_end()
 
     def _take_plain(self, most: int) -> None:
         """Let envs that have not begun do it, up to so many, wherever this is; what comes of it is for the loop."""
@@ -165,6 +166,16 @@ class Batch:
                 self._plain_results.append((env, None, error))
                 if isinstance(error, self._fatal):
                     return
+
+    def _keep_plain(self) -> None:
+        while self._plain_results:
+            env, result, error = self._plain_results.popleft()
+            if error is not None:
+                self._fail_plainly(env, error)
+                continue
+            self._undone.discard(env)
+            if result is not False:
+                self._results[env] = result
 
     def _fail_plainly(self, env: int, error: BaseException) -> None:
         self._undone.discard(env)
@@ -186,7 +197,7 @@ class Batch:
             self.cancel()
 
     def _maybe_end(self) -> None:
-        if not self._tasks and self._working is None and not self.ended.done():
+        if not self._tasks and not self._undone and self._working is None and not self.ended.done():
             self.ended.set_result(None)
 
 
