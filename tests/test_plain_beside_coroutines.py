@@ -6,6 +6,8 @@ import asyncio
 import os
 import random
 import signal
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,24 @@ async def test_a_worker_that_ends_by_a_plain_env(how: str, tmp_path: Path) -> No
         await env.step(acting([1, 1, 1]))
     await env.close()
     assert closed.read_text() == "xxx"
+
+
+class OldStyleEnv(CountingEnv):
+    """Runs the event loop that it finds."""
+
+    def step(self, action: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            loop = asyncio.get_event_loop()
+        loop.run_until_complete(asyncio.sleep(0))
+        assert sys.get_asyncgen_hooks().firstiter is None
+        return super().step(action)
+
+
+async def test_a_fork_of_a_running_loop_knows_nothing_of_it() -> None:
+    async with AsyncParallelEnv(2, OldStyleEnv, create_env_kwargs=numbered(2), mp_start_method="fork") as env:
+        await env.reset()
+        assert observed(await env.step(acting([1, 2]))) == [[0, 1, 1, 1], [1, 1, 1, 2]]
 
 
 # -- in the caller's loop -------------------------------------------------------------------------------
