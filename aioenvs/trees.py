@@ -102,7 +102,7 @@ class Tree:
     @classmethod
     def of(cls, *specs: Composite) -> Tree:
         """The nesting of what these Composites describe together; empty ones add nothing."""
-        return cls(_merged([spec for spec in specs if len(spec.keys())] or list(specs[:1])))
+        return cls(_merged([spec for spec in specs if len(spec.keys())] or list(specs[:1]), is_root=True))
 
     def is_direct(self, key: Key) -> bool:
         """Whether a TensorDict itself can be asked for a leaf: it is in no stack, tensorclass, or node that varies."""
@@ -314,15 +314,16 @@ class _Stack:
         return lazy_stack([member.build((*path, name), values) for name, member in self._members], self._dim)
 
 
-def _merged(specs: Sequence[Composite], *, structured: bool = False) -> _Branch | _Stack:
-    """What these Composites describe together, which is inside of a structured node or not."""
+def _merged(specs: Sequence[Composite], *, structured: bool = False, is_root: bool = False) -> _Branch | _Stack:
+    """What these Composites describe together, inside of a structured node or not; a root is no tensorclass."""
     stacked = [spec for spec in specs if isinstance(spec, StackedComposite)]
     if stacked:
         dim = stacked[0].stack_dim
         members = zip(*(spec.unbind(dim) for spec in specs), strict=True)
-        return _Stack([_merged(member, structured=structured) for member in members], dim)
+        return _Stack([_merged(member, structured=structured, is_root=is_root) for member in members], dim)
     shape = min((spec.shape for spec in specs), key=len)
-    data_cls = next((spec.data_cls for spec in specs if is_tensorclass(spec.data_cls)), None)
+    classes = (spec.data_cls for spec in specs if not is_root and is_tensorclass(spec.data_cls))
+    data_cls = next(classes, None)
     structured = structured or data_cls is not None or -1 in shape
     children: dict[str, list[TensorSpec]] = {}
     for spec in specs:
