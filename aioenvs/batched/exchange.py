@@ -23,10 +23,10 @@ from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import INPUT, NEXT, ROOT
 from aioenvs.engine.spaces import Objects
-from aioenvs.specs import NonTensor
+from aioenvs.specs import NonTensor, TensorSpec
 from aioenvs.storage import array_of
 from aioenvs.transfer import Transfer
-from aioenvs.trees import Key, Tree, copied, plain
+from aioenvs.trees import Key, Tree, copied, is_loose, objects_of
 
 __all__ = ["Exchange", "Rows", "Values"]
 
@@ -207,7 +207,7 @@ class Exchange:
             for key, spec in self._ledger.trees[region].leaves.items():
                 if key in kept or key in loose:
                     continue
-                value = self._known(td, region, key, varies=-1 in spec.shape)
+                value = self._known(td, region, key, spec)
                 if value is None and region == ROOT:
                     value = former.get(key)
                 if value is None:
@@ -217,7 +217,7 @@ class Exchange:
                     self._ledger.store(region, key, targets, array if rows is None else array[rows])
                     kept.append(key)
                 else:
-                    loose[key] = plain(value)
+                    loose[key] = value
         loose.update(masks)
         return {
             self.envs[row]: ResetArguments({}, tuple(kept), {key: value[row] for key, value in loose.items()})
@@ -229,13 +229,12 @@ class Exchange:
         """Whether a reset of the envs reads what the caller knows of them."""
         return self._ledger.family.metadata.takes_root
 
-    def _known(self, td: TensorDictBase, region: str, key: Key, *, varies: bool) -> Any:
+    def _known(self, td: TensorDictBase, region: str, key: Key, spec: TensorSpec) -> Any:
         """What a caller has of all envs at a key; a list where sizes vary, None where one has nothing."""
         tree = self._trees[region]
-        if not varies:
-            return tree.get(td, key)
-        values = [tree.get(part, key) for part in td.unbind(0)]
-        return None if any(value is None for value in values) else values
+        if -1 in spec.shape:
+            return tree.get_each(td, key)
+        return objects_of(tree, td, key) if isinstance(spec, NonTensor) else tree.get(td, key)
 
     # -- out --------------------------------------------------------------------------------------------
 
@@ -379,9 +378,10 @@ class Exchange:
             leaves, known = self._ledger.trees[region].leaves, [self._ledger.objects[place] for place in self._places]
             for key in self._loose[region]:
                 found = [objects.get(key) for objects in known]
-                fixed = not isinstance(leaves[key], NonTensor) and -1 not in leaves[key].shape
                 values[key] = (
-                    torch.stack(self._complete(found, leaves[key])) if fixed else [copied(value) for value in found]
+                    [copied(value) for value in found]
+                    if is_loose(leaves[key])
+                    else torch.stack(self._complete(found, leaves[key]))
                 )
         return values
 

@@ -12,9 +12,9 @@ from tensordict import NonTensorData, TensorDictBase
 
 from aioenvs.engine.spaces import integer_range, is_outside
 from aioenvs.errors import SpecMismatchError
-from aioenvs.specs import NonTensor, TensorSpec
+from aioenvs.specs import TensorSpec
 from aioenvs.storage import array_of
-from aioenvs.trees import Key, Tree, nested_key, plain
+from aioenvs.trees import ABSENT, Key, Parts, Tree, is_loose, nested_key, objects_of, plain
 
 __all__ = ["Bounds", "InputLeaf", "InputObjects", "Inputs", "Place", "Rows", "check_fits", "selector"]
 
@@ -165,8 +165,10 @@ class InputLeaf:
         if self._bounds is not None and isinstance(value, np.ndarray) and value.size:
             self._check_range(value, self._bounds, None)
 
-    def _check_one(self, td: TensorDictBase, fetched: torch.Tensor | None) -> torch.Tensor:
+    def _check_one(self, td: TensorDictBase, fetched: torch.Tensor | None) -> Any:
         value = self._tree.get(td, self.key) if fetched is None else fetched
+        if value is ABSENT or isinstance(value, Parts):
+            return value
         if not isinstance(value, torch.Tensor):
             raise missing(td, self.key, value)
         sizes = zip(self._shape[1:], value.shape, strict=False)
@@ -223,7 +225,8 @@ class InputObjects:
         Raises:
             SpecMismatchError: If they are missing, or of another number, or one is outside of its space.
         """
-        value, count = self._tree.get(td, self.key), len(self._envs)
+        tree, count = self._tree, len(self._envs)
+        value = tree.get(td, self.key) if tree.is_direct(self.key) else objects_of(tree, td, self.key)
         if value is None:
             raise missing(td, self.key, value)
         shared = value.data if isinstance(value, NonTensorData) else None
@@ -235,7 +238,7 @@ class InputObjects:
         if not isinstance(objects, list) or len(objects) != count:
             raise mismatch(self.key, f"{count} values, one per env", repr(objects))
         for row in range(count) if rows is None else rows.tolist():
-            if is_outside(self._spaces[row], objects[row]):
+            if objects[row] is not ABSENT and is_outside(self._spaces[row], objects[row]):
                 found = f"{objects[row]!r} for env {self._envs[row]}"
                 raise mismatch(self.key, f"a value of {self._spaces[row]}", found)
         return objects
@@ -269,7 +272,7 @@ def check_fits(td: TensorDictBase, tree: Tree, leaves: Mapping[Key, TensorSpec],
         SpecMismatchError: If one has another kind, shape or dtype.
     """
     for key, spec in leaves.items():
-        if isinstance(spec, NonTensor) or -1 in spec.shape:
+        if is_loose(spec):
             continue
         value = tree.get(td, key)
         if value is None:

@@ -62,7 +62,7 @@ class Ledger:
             for key, spec in self.trees[INPUT].leaves.items()
         }
         others = Tree.of(self.specs.full("observation"), self.specs.full("reward")).leaves
-        self.done_leaves = frozenset(key for key in self.trees[ROOT].leaves if key not in others)
+        self.done_leaves = frozenset(key for key in self.trees[ROOT].entries if key not in others)
         # Leaves that are kept under another dtype, since numpy does not have theirs.
         self.foreign = {
             region: [

@@ -20,6 +20,7 @@ from aioenvs.engine.deadlines import outlast
 from aioenvs.engine.pool import Pool
 from aioenvs.errors import AioEnvsError, ClosedError
 from aioenvs.hints import Instead
+from aioenvs.specs.classes import name_classes
 
 __all__ = ["AsyncBatchedEnv"]
 
@@ -144,6 +145,7 @@ class AsyncBatchedEnv(AsyncEnvs):
         try:
             if config.num_threads is not None:
                 torch.set_num_threads(config.num_threads)
+            name_classes()
             await pool.start()
             running = Running(
                 pool, self._backend or self._device, config.share_individual_td, config.pin_memory, config.non_blocking

@@ -14,9 +14,9 @@ from aioenvs.batched.exchange import Rows, Values
 from aioenvs.batched.signature import EnvSpecs
 from aioenvs.engine.metadata import NEXT, ROOT
 from aioenvs.envs.spec_index import SpecIndex
-from aioenvs.mdp import CONTROL, Entries, filled, flat_key, next_root
+from aioenvs.mdp import CONTROL, Entries, filled, flat_key, next_root, overlaid
 from aioenvs.specs import NonTensor
-from aioenvs.trees import Tree, copied, nested_key, non_tensor, plain
+from aioenvs.trees import Tree, copied, nested_key, non_tensor, objects_of, plain
 
 __all__ = ["DenseResults", "LazyResults", "Results"]
 
@@ -68,7 +68,7 @@ class _Assembly:
 
     def _next_root(self, td: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
         """The next root, of a step's result and of what is known of its observations and flags."""
-        return next_root(td, self._excluded).update(root)
+        return overlaid(next_root(td, self._excluded), root)
 
     def _others(self, td: TensorDictBase) -> TensorDictBase:
         """What is not an answer to this request; nodes are new ones, so that the caller's stay as they are."""
@@ -121,7 +121,7 @@ class DenseResults(_Assembly):
             values = self.keep_others(td, rows, values)
         if not self._is_simple or isinstance(td, LazyStackedTensorDict):
             root = self._build(ROOT, values)
-            return root if td is None else self._others(td).update(root)
+            return root if td is None else overlaid(self._others(td), root)
         entries = _nest(values)
         if td is None:
             return self._of(entries)
@@ -140,14 +140,16 @@ class DenseResults(_Assembly):
         mask[rows] = False
         kept = dict(values)
         for key in self._trees[ROOT].leaves:
-            value, given = values.get(key), self._trees[ROOT].get(td, key)
+            value, tree = values.get(key), self._trees[ROOT]
+            is_tensor = isinstance(value, torch.Tensor)
+            given = tree.get(td, key) if is_tensor else objects_of(tree, td, key)
             if given is None or value is None:
                 continue
             if isinstance(value, torch.Tensor):
                 shape = (-1, *[1] * (value.ndim - 1))
                 kept[key] = torch.where(mask.reshape(shape).to(value.device), given.to(value.device), value)
             else:
-                olds = zip(plain(given), value, mask, strict=True)
+                olds = zip(given, value, mask, strict=True)
                 kept[key] = [copied(old) if keep else new for old, new, keep in olds]
         return kept
 
@@ -157,7 +159,7 @@ class DenseResults(_Assembly):
         preset = entries.get("next")
         if not self._is_simple or isinstance(td, LazyStackedTensorDict):
             outcome = self._build(NEXT, following)
-            td.set("next", outcome if preset is None else preset.copy().update(outcome))
+            td.set("next", outcome if preset is None else overlaid(preset, outcome))
             return None if root is None else self._next_root(td, self._build(ROOT, root))
         others = {} if preset is None else dict(preset.items())
         outcome = self._of(filled(_nest(following), others))
@@ -222,7 +224,7 @@ class LazyResults(_Assembly):
     def _joined(self, others: TensorDictBase, new: LazyStackedTensorDict) -> TensorDictBase:
         """What is new, and what the others have besides."""
         pairs = zip(others.unbind(0), new.tensordicts, strict=True)
-        return LazyStackedTensorDict(*[old.copy().update(own) for old, own in pairs], stack_dim=0)
+        return LazyStackedTensorDict(*[overlaid(old, own) for old, own in pairs], stack_dim=0)
 
 
 def _nest(values: Values) -> Entries:

@@ -28,6 +28,7 @@ from aioenvs.errors import AioEnvsError, describe_exit
 
 __all__ = ["Exit", "Launcher", "WorkerProcess", "shared_launcher", "stop_launchers"]
 
+STACKING = "LAZY_LEGACY_OP"
 LAUNCHER_PATIENCE = 3.0  # seconds that a launcher gets to end its workers and itself
 FOREIGN_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MPI_", "I_MPI_", "MV2_", "HYDRA_", "SLURM_")
 HARMLESS = ("SLURM_JOB_ID", "SLURM_TMPDIR")
@@ -65,11 +66,13 @@ def child_environ() -> dict[str, str]:
 
     Launcher variables of MPI and Slurm are left out, since an env that starts MPI itself would be misled by them;
     numeric libraries get one thread per process unless the user chose a number, since the processes are the
-    parallelism.
+    parallelism. Words that tensordict leaves there for "not set", and cannot read itself, are no setting either.
     """
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith(FOREIGN_PREFIXES) or name in HARMLESS
     }
+    if environ.get(STACKING) == "None":
+        del environ[STACKING]
     for name in SINGLE_THREADED:
         environ.setdefault(name, "1")
     return environ

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import cloudpickle
 import numpy as np
 
+from aioenvs.engine import returning
 from aioenvs.engine.adapters import PLAIN_RULES, GymRules, Handling
 from aioenvs.engine.failure import capture
 from aioenvs.engine.host import EnvHost, Outcome
@@ -179,7 +180,7 @@ class Worker:
             _register(config.registry)
             _settle_torch(config.num_threads)
             self._build(config)
-            return Opcode.DONE, cloudpickle.dumps(interned(self.host.metadata))
+            return Opcode.DONE, returning.dumps(interned(self.host.metadata))
         except Exception as error:
             env = config.env_index[min(len(self.host), len(config.env_index) - 1)]
             return Opcode.FAILED, pickle.dumps({env: capture(error, env, "start")})

@@ -31,7 +31,7 @@ from aioenvs.errors import ResetNeededError, SpecMismatchError
 from aioenvs.mdp import flat_key, ruling_keys
 from aioenvs.specs import Composite, NonTensor, TensorSpec
 from aioenvs.storage import storage_dtype, tensor_of
-from aioenvs.trees import Key, Tree, copied, nested_key, plain, region_trees
+from aioenvs.trees import ABSENT, Key, Parts, Tree, copied, is_loose, nested_key, plain, region_trees
 
 __all__ = ["TensorDictAdapter"]
 
@@ -94,8 +94,8 @@ class TensorDictAdapter:
 
     def _describe(self) -> EnvMetadata:
         env = self.env
-        following, root = self._trees[NEXT].leaves, self._trees[ROOT].leaves
-        if ("env_index",) in root.keys() | self._trees[INPUT].leaves.keys():
+        following, root = self._trees[NEXT].entries, self._trees[ROOT].entries
+        if ("env_index",) in {*root, *self._trees[INPUT].leaves}:
             raise SpecMismatchError(
                 f"env {self.env_index} ({type(env).__name__}) has an entry 'env_index', a key that is taken: it says "
                 "which env of a batch a row belongs to; rename it in the env"
@@ -133,7 +133,7 @@ class TensorDictAdapter:
         return getattr(self.env, "num_seeds", 1)
 
     def _is_fixed(self, spec: TensorSpec) -> bool:
-        return not (self._by_reference or isinstance(spec, NonTensor) or -1 in spec.shape)
+        return not (self._by_reference or is_loose(spec))
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._where = arrays[STATUS][WHERE][row : row + 1]
@@ -255,7 +255,12 @@ class TensorDictAdapter:
         spec = self._trees[region].leaves[key]
         if value is None:
             raise self._mismatch(key, f"a value by the env's {region} spec", f"the keys {_keys(td)!r}")
-        if isinstance(spec, NonTensor):
+        if isinstance(spec, NonTensor) or (value is ABSENT and is_loose(spec)):
+            return value
+        if isinstance(value, Parts) and -1 in spec.shape:
+            for part in value.values:
+                if part is not ABSENT and getattr(part, "dtype", spec.dtype) is not spec.dtype:
+                    raise self._mismatch(key, f"tensors of {spec.dtype}", f"one of {part.dtype}")
             return value
         if not isinstance(value, torch.Tensor):
             raise self._mismatch(key, f"a tensor of {spec.dtype}", type(value).__name__)

@@ -12,7 +12,7 @@ from tensordict import NonTensorStack, TensorDictBase
 from aioenvs.envs.spec_index import by_depth
 from aioenvs.errors import SpecMismatchError
 from aioenvs.keywords import hints_at_keywords
-from aioenvs.mdp import NestedKey
+from aioenvs.mdp import NestedKey, flat_key
 from aioenvs.specs import Composite, NonTensor, StackedComposite
 
 __all__ = ["check_async_env_specs", "check_env_specs"]
@@ -145,7 +145,14 @@ def _key_differences(fake: TensorDictBase, row: TensorDictBase) -> list[str]:
 
 
 def _leaf_keys(td: TensorDictBase) -> set[NestedKey]:
-    return set(td.keys(include_nested=True, leaves_only=True, is_leaf=_is_leaf))
+    found = set(td.keys(include_nested=True, leaves_only=True, is_leaf=_is_leaf))
+    # Fields of a tensorclass may be None, so they are compared as its values are; tensordict lists them all the same.
+    return {key for key in found if not any(outer in found for outer in _above(key))}
+
+
+def _above(key: NestedKey) -> list[NestedKey]:
+    path = flat_key(key)
+    return [path[0] if depth == 1 else path[:depth] for depth in range(1, len(path))]
 
 
 def _is_leaf(kind: type) -> bool:
@@ -175,7 +182,7 @@ def _layout_differences(spec: Composite, td: TensorDictBase, lead: torch.Size, d
             value: Any = td.get(key)
         except RuntimeError:  # a ragged lazy stack: its elements are compared with theirs
             continue
-        if entry is None or isinstance(entry, NonTensor) or -1 in entry.shape:
+        if value is None or entry is None or isinstance(entry, NonTensor) or -1 in entry.shape:
             continue
         shape = value.batch_size if isinstance(value, TensorDictBase) else value.shape
         if shape != lead + entry.shape:

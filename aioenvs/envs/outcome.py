@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from aioenvs.envs.spec_index import SpecIndex
 from aioenvs.errors import SpecMismatchError
 from aioenvs.mdp import NestedKey, complete_done, ruling_keys
 from aioenvs.specs import TensorSpec
+from aioenvs.specs.classes import is_structure, like, opened
 
 __all__ = ["Outcomes", "entries_of", "idle", "restore", "scattered", "snapshot", "whole_rows"]
 
@@ -64,6 +66,8 @@ class Outcomes:
         lead = shape[: len(shape) - self._ndim]
         for path, node in self._nodes.items():
             td = _node(out, path, "_step", missing_ok=not (node.observations or node.rewards))
+            if td is None:
+                continue
             entries = entries_of(td)
             _require(node.observations, entries, node, "_step")
             _require(node.rewards, entries, node, "_step")
@@ -89,6 +93,8 @@ class Outcomes:
             if not (node.observations or node.dones):
                 continue
             td = _node(out, path, "_reset", missing_ok=partial or not node.observations)
+            if td is None:
+                continue
             entries = entries_of(td)
             if not partial:
                 _require(node.observations, entries, node, "_reset")
@@ -123,10 +129,13 @@ class Outcomes:
         return None
 
 
-def _node(out: TensorDictBase, path: Path, method: str, *, missing_ok: bool) -> TensorDictBase:
+def _node(out: TensorDictBase, path: Path, method: str, *, missing_ok: bool) -> Any:
+    """The TensorDict or tensorclass at a path; None if it is a field of a tensorclass which is None."""
     if not path:
         return out
     td: Any = out.get(path, None)
+    if td is None and len(path) > 1 and is_structure(out.get(path[:-1], None)):
+        return None
     if td is None:
         if not missing_ok:
             found = sorted(map(str, out.keys()))
@@ -135,7 +144,7 @@ def _node(out: TensorDictBase, path: Path, method: str, *, missing_ok: bool) -> 
             )
         out.set(path, out.empty())
         td = out.get(path)
-    if not isinstance(td, TensorDictBase):
+    if not isinstance(td, TensorDictBase) and not is_structure(td):
         raise SpecMismatchError(f"{path!r}: expected a TensorDict in what {method} returned, found {td!r}")
     return td
 
@@ -146,11 +155,11 @@ def entries_of(td: TensorDictBase) -> Mapping[str, Any]:
 
 
 class _Entries(Mapping[str, Any]):
-    """The entries of a TensorDict that may not have all of them as a whole."""
+    """The entries of a TensorDict that may not have all of them as a whole, or of a tensorclass: all of its fields."""
 
-    def __init__(self, td: TensorDictBase) -> None:
+    def __init__(self, td: Any) -> None:
         self._td = td
-        self._names = set(td.keys())
+        self._names = {field.name for field in dataclasses.fields(td)} if is_structure(td) else set(td.keys())
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
@@ -271,6 +280,9 @@ def scattered(base: TensorDictBase, rows: torch.Tensor, part: TensorDictBase) ->
         value, before = part.get(name), base.get(name, None)
         if is_non_tensor(value):
             base.set(name, _scattered_objects(before, rows, value))
+        elif is_structure(value):
+            inner = TensorDict({}, batch_size=rows.shape) if before is None else opened(before).copy()
+            base.set(name, like(value, scattered(inner, rows, opened(value))))
         elif isinstance(value, TensorDictBase):
             inner = TensorDict({}, batch_size=rows.shape) if before is None else before.copy()
             base.set(name, scattered(inner, rows, value))

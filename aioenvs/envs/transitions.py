@@ -19,6 +19,7 @@ from aioenvs.mdp import (
     merged,
     merged_reset,
     next_root,
+    overlay,
     reset_mask,
     ruling_keys,
     terminated_or_truncated,
@@ -79,10 +80,10 @@ class Transitions(SettableSpecs):
             keys = ["_reset"]
         mask = reset_mask(tensordict, keys)
         if mask is None or all(tensordict.get(key).all() for key in ruling_keys(keys)):
-            tensordict.update(self._call_reset(tensordict, select_reset_only, (), kwargs))
+            overlay(tensordict, self._call_reset(tensordict, select_reset_only, (), kwargs))
         elif mask.any():
             out = self._call_reset(tensordict, select_reset_only, ruling_keys(keys), kwargs)
-            tensordict.update(merged_reset(tensordict, out, keys))
+            overlay(tensordict, merged_reset(tensordict, out, keys))
         return self._without_masks(tensordict)
 
     def _call_reset(

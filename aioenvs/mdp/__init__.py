@@ -1,6 +1,6 @@
 """What leads from one step to the next: the next root, the ends of episodes, and partial resets; all pure functions."""
 
-from aioenvs.mdp.advance import CONTROL, Entries, NestedKey, filled, flat_key, next_root, step_mdp
+from aioenvs.mdp.advance import CONTROL, Entries, NestedKey, filled, flat_key, next_root, overlaid, overlay, step_mdp
 from aioenvs.mdp.done import any_done, complete_done, done_mask, ruling_keys, terminated_or_truncated
 from aioenvs.mdp.resets import merged, merged_reset, reset_mask
 
@@ -16,6 +16,8 @@ __all__ = [
     "merged",
     "merged_reset",
     "next_root",
+    "overlaid",
+    "overlay",
     "reset_mask",
     "ruling_keys",
     "step_mdp",

@@ -12,9 +12,21 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, Tensor
 
 from aioenvs.engine.layout import Key
 from aioenvs.hints import describe
+from aioenvs.specs.classes import is_structure, like, opened
 from aioenvs.specs.mapping import NestedKey
 
-__all__ = ["CONTROL", "Entries", "NestedKey", "filled", "flat_key", "is_node", "next_root", "step_mdp"]
+__all__ = [
+    "CONTROL",
+    "Entries",
+    "NestedKey",
+    "filled",
+    "flat_key",
+    "is_node",
+    "next_root",
+    "overlaid",
+    "overlay",
+    "step_mdp",
+]
 
 Entries = dict[str, Any]
 CONTROL = frozenset(("next", "_reset", "_step"))
@@ -98,6 +110,32 @@ def next_root(
     return td.empty() if root is None else root
 
 
+def overlaid(old: TensorDictBase, new: TensorDictBase) -> TensorDictBase:
+    """What is in `new`, and in `old` but not in `new`, at any depth; on the device of `old` if it has one.
+
+    Nothing is copied or changed. A tensorclass of `new` counts as a whole, and so does a node of another size.
+    """
+    joined = _joined(old, new, {})
+    if joined is None:
+        return old.copy()
+    if joined.device != old.device:
+        joined = joined.clear_device_() if old.device is None else joined.to(old.device)
+    if not isinstance(joined, LazyStackedTensorDict) and old._has_names():
+        joined.names = old.names
+    return joined
+
+
+def overlay(td: TensorDictBase, new: TensorDictBase) -> None:
+    """Put what is in `new` into `td`, in place; see `overlaid`."""
+    if isinstance(td, LazyStackedTensorDict):
+        for part, own in zip(td.tensordicts, new.unbind(td.stack_dim), strict=True):
+            overlay(part, own)
+        return
+    for name, value in new.items():
+        mine = td.get(name, None) if is_node(value) else None
+        td.set(name, overlaid(mine, value) if is_node(mine) else value)
+
+
 def _hashable(keys: NestedKey | Sequence[NestedKey]) -> tuple[NestedKey, ...]:
     return (keys,) if isinstance(keys, str | tuple) else tuple(keys)
 
@@ -130,6 +168,9 @@ def is_node(value: Any) -> bool:
 def _joined(old: TensorDictBase | None, new: TensorDictBase | None, left_out: Tree) -> TensorDictBase | None:
     """What is in `new`, and in `old` but not in `new`, without what is left out; None if that is nothing."""
     model: Any = old if new is None else new
+    if is_structure(model):  # of two, the new one counts, as it is one value
+        inner = _joined(opened(old), None, left_out) if new is None else _joined(None, opened(new), left_out)
+        return None if inner is None else like(model, inner)
     if isinstance(new, LazyStackedTensorDict) or isinstance(old, LazyStackedTensorDict):
         return _joined_parts(old, new, left_out)
     entries: Entries = {}
@@ -138,7 +179,7 @@ def _joined(old: TensorDictBase | None, new: TensorDictBase | None, left_out: Tr
         branch = left_out.get(name, MASKS)
         if branch is None:
             continue
-        if type(value) is torch.Tensor or not is_node(value):
+        if type(value) is torch.Tensor or not (is_node(value) or is_structure(value)):
             entries[name] = value
         else:
             mine = None if old is None else old.get(name, None)
@@ -149,7 +190,7 @@ def _joined(old: TensorDictBase | None, new: TensorDictBase | None, left_out: Tr
             branch = left_out.get(name, MASKS)
             if branch is None or name in entries or not (fits or _fits(value, model.batch_size)):
                 continue
-            entries[name] = value if not is_node(value) else _joined(value, None, branch)
+            entries[name] = _joined(value, None, branch) if is_node(value) or is_structure(value) else value
     entries = {name: value for name, value in entries.items() if value is not None}
     if not entries:
         return None

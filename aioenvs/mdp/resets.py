@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from aioenvs.mdp.advance import Entries, NestedKey, is_node
+from aioenvs.mdp.advance import Entries, NestedKey, is_node, overlaid
 from aioenvs.mdp.done import nodes_of, over_extra_dims, ruling_keys
+from aioenvs.specs.classes import is_structure, like, opened
 
 __all__ = ["merged", "merged_reset", "reset_mask"]
 
@@ -63,7 +64,7 @@ def merged_reset(td: TensorDictBase, fresh: TensorDictBase, reset_keys: Sequence
     masks = _masks(td, reset_keys)
     rest = td.exclude(*reset_keys)
     if not masks:
-        return rest.update(fresh)
+        return overlaid(rest, fresh)
     whole = reset_mask(td, reset_keys)
     assert whole is not None
     result = merged(whole, fresh, rest)
@@ -89,11 +90,18 @@ def merged(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:
         return fresh if mask else kept
     if type(fresh) is torch.Tensor:
         return torch.where(mask.reshape(mask.shape + (1,) * (fresh.ndim - mask.ndim)), fresh, kept)
+    if is_structure(fresh) and _is_alike(opened(fresh), opened(kept)):
+        return like(fresh, _merged_entries(mask, opened(fresh), opened(kept)))
     if not is_node(fresh):
         choices = zip(mask.unbind(0), fresh.unbind(0), kept.unbind(0), strict=True)
         return LazyStackedTensorDict.lazy_stack([merged(*choice) for choice in choices], 0)
     stack = next((td for td in (fresh, kept) if isinstance(td, LazyStackedTensorDict)), None)
     return _merged_entries(mask, fresh, kept) if stack is None else _merged_parts(mask, fresh, kept, stack)
+
+
+def _is_alike(fresh: Any, kept: Any) -> bool:
+    """Whether two have the same entries, and none is stacked lazily."""
+    return type(fresh) is type(kept) is TensorDict and fresh.keys() == kept.keys()
 
 
 def _merged_entries(mask: torch.Tensor, fresh: TensorDictBase, kept: TensorDictBase) -> TensorDictBase:

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensorclass
 
 from .base import DeviceLike, Lead, Rearrange, TensorSpec, as_device
+from .classes import dressed, is_structure, like, opened, same_class
 from .leaf import key_prefix
-from .mapping import NestedKey, SpecMapping
+from .mapping import NestedKey, SpecMapping, as_path
 from .shapes import as_shape, concrete
 
 MISSING = object()
@@ -254,7 +255,11 @@ class Composite(SpecMapping):
         new = self.empty()
         for key in keys:
             if strict or key in self:
-                new.set(key, self[key])
+                spec, path = self[key], as_path(key) or ()
+                for node in (path[:depth] for depth in range(1, len(path))):
+                    if node not in new:
+                        new.set(node, self[node].empty())
+                new.set(key, spec)
         return new
 
     def exclude(self, *keys: NestedKey) -> Composite:
@@ -272,7 +277,7 @@ class Composite(SpecMapping):
         values = {name: getattr(spec, method)(lead) for name, spec in present}
         names = None if self._dim_names is None else [*[None] * len(lead), *self._dim_names]
         built = TensorDict(values, batch_size=(*lead, *concrete(self._shape)), device=self._device, names=names)
-        return built if self.data_cls in (None, TensorDict) else self.data_cls.from_tensordict(built)
+        return dressed(built, self.data_cls)
 
     def cardinality(self) -> int | float:
         """Return the product of the entries' cardinalities, see `TensorSpec.cardinality`."""
@@ -286,7 +291,8 @@ class Composite(SpecMapping):
         total = math.prod(counts)
         where = torch.unravel_index(torch.arange(total), counts) if counts else ()
         chosen = {k: v[i.to(v.device)] for (k, v), i in zip(values.items(), where, strict=True)}
-        return TensorDict(chosen, batch_size=(total, *concrete(self._shape)), device=self._device)
+        combined = TensorDict(chosen, batch_size=(total, *concrete(self._shape)), device=self._device)
+        return dressed(combined, self.data_cls)
 
     def type_check(self, value: Any, key: Any = None) -> None:
         """Do nothing if the entries have the dtypes of their specs, see `TensorSpec.type_check`.
@@ -304,9 +310,9 @@ class Composite(SpecMapping):
         chosen = self._specs if key is None else {name: self[name] for name in ([key] if isinstance(key, str) else key)}
         for name, spec in chosen.items():
             if spec is not None and isinstance(spec, Composite):
-                spec.type_check(value[name])
+                spec.type_check(self._required(value, name))
             elif spec is not None:
-                spec.type_check(value[name], name)
+                spec.type_check(self._required(value, name), name)
 
     def rand(self, shape: Lead = ()) -> Any:
         """Return a TensorDict of random values, with batch size `(*shape, *self.shape)`."""
@@ -337,24 +343,49 @@ class Composite(SpecMapping):
         return val.update(getattr(self, method)(lead))
 
     def is_in(self, value: Any) -> bool:
-        """Whether all entries are there and in their specs; more entries do not matter."""
-        if not isinstance(value, TensorDictBase | Mapping):
+        """Whether all entries are there and in their specs, and it is of the class; more entries do not matter."""
+        if not self._is_kind(value):
             return False
+        if (parts := self._parts(value)) is not None:
+            return all(spec.is_in(part) for spec, part in parts)
         for name, spec in self._specs.items():
             if spec is not None:
-                entry = value.get(name, MISSING)
+                entry = _entry(value, name)
                 if entry is MISSING or not spec.is_in(entry):
                     return False
         return True
 
+    def _parts(self, value: Any) -> list[tuple[Any, Any]] | None:
+        """The parts of a lazy stack, which may be no one tensor for each key, and what each must be; else None."""
+        inner = opened(value)
+        if not isinstance(inner, LazyStackedTensorDict):
+            return None
+        dim = inner.stack_dim - max(inner.ndim - self.ndim, 0)
+        parts = value.unbind(inner.stack_dim)
+        if dim < 0:
+            return [(self, part) for part in parts]
+        if dim >= self.ndim or -1 in self.shape[: dim + 1] or len(parts) != self.shape[dim]:
+            return None
+        return list(zip(self.unbind(dim), parts, strict=True))
+
+    def _is_kind(self, value: Any) -> bool:
+        """Whether it has entries, and the class that it should have."""
+        if is_structure(value):
+            return self.data_cls is None or same_class(type(value), self.data_cls)
+        return isinstance(value, TensorDictBase | Mapping) and not is_tensorclass(self.data_cls)
+
     def _differences(self, value: Any, key: tuple[str, ...]) -> list[str]:
-        if not isinstance(value, TensorDictBase | Mapping):
-            return [f"{key_prefix(key)}expected a TensorDict, found {type(value).__name__} {value!r}"]
+        if not self._is_kind(value):
+            expected = "a TensorDict" if self.data_cls is None else f"a {self.data_cls.__name__}"
+            return [f"{key_prefix(key)}expected {expected}, found {type(value).__name__} {value!r}"]
         found = []
+        if (parts := self._parts(value)) is not None:
+            texts = (spec._differences(part, key) for spec, part in parts)
+            return [f"[{i}] {text}" for i, own in enumerate(texts) for text in own]
         for name, spec in self._specs.items():
             if spec is None:
                 continue
-            entry = value.get(name, MISSING)
+            entry = _entry(value, name)
             path = (*key, name)
             if entry is MISSING:
                 keys = list(value.keys())
@@ -365,7 +396,7 @@ class Composite(SpecMapping):
 
     def project(self, value: Any) -> Any:
         """Return the TensorDict with each entry projected; entries without a spec stay."""
-        return self._mapped("project", value, value.copy())
+        return like(value, self._mapped("project", value, opened(value).copy()))
 
     def encode(self, value: Mapping[str, Any], *, ignore_device: bool = False) -> Any:
         """Return a mapping of numpy or Python values as a TensorDict, see `TensorSpec.encode`.
@@ -374,7 +405,7 @@ class Composite(SpecMapping):
             KeyError: an entry is missing.
         """
         into = TensorDict({}, concrete(self._shape), device=None if ignore_device else self._device)
-        return self._mapped("encode", value, into, ignore_device=ignore_device)
+        return dressed(self._mapped("encode", value, into, ignore_device=ignore_device), self.data_cls)
 
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
         """Return a dict of what the entries' specs make of theirs."""
@@ -385,18 +416,25 @@ class Composite(SpecMapping):
     def _mapped(self, method: str, value: Any, into: Any, **arguments: Any) -> Any:
         for name, spec in self._specs.items():
             if spec is not None:
-                entry = value.get(name, MISSING)
-                if entry is MISSING:
-                    raise KeyError(f"expected the key {name!r}, found {list(value.keys())!r}")
-                into[name] = getattr(spec, method)(entry, **arguments)
+                entry = self._required(value, name)
+                if entry is not None or not is_structure(value):
+                    into[name] = getattr(spec, method)(entry, **arguments)
         return into
 
+    @staticmethod
+    def _required(value: Any, name: str) -> Any:
+        entry = _entry(value, name)
+        if entry is MISSING:
+            raise KeyError(f"expected the key {name!r}, found {list(value.keys())!r}")
+        return entry
+
     def __eq__(self, other: object) -> bool:
-        """Whether the other composite has the same shape, device and entries."""
+        """Whether the other composite has the same shape, device, class and entries."""
         return (
             type(self) is type(other)
             and isinstance(other, Composite)
             and (self.shape, self.device) == (other.shape, other.device)
+            and same_class(self.data_cls, other.data_cls)
             and self._specs == other._specs
         )
 
@@ -409,4 +447,14 @@ class Composite(SpecMapping):
         return f"{type(self).__name__}({body}{chr(10) * bool(lines)}{self._footer()})"
 
     def _footer(self) -> str:
-        return f"shape={tuple(self.shape)}, device={self.device}"
+        data_cls = "" if self.data_cls is None else f", data_cls={self.data_cls.__name__}"
+        return f"shape={tuple(self.shape)}, device={self.device}{data_cls}"
+
+
+def _entry(value: Any, name: str) -> Any:
+    """What there is under a name: MISSING if nothing, None for such a field of a tensorclass."""
+    inner = opened(value)
+    entry = inner.get(name, MISSING)
+    if entry is not MISSING and entry is not None:
+        return entry
+    return MISSING if inner is value and entry is MISSING else None

@@ -8,6 +8,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
 from .base import TensorSpec
+from .classes import is_structure, like, opened
 from .composite import Composite
 from .nontensor import NonTensor
 from .stacked import stack_specs
@@ -19,7 +20,8 @@ def make_composite_from_td(
 ) -> Composite:
     """Return the spec of a TensorDict, with unbounded entries.
 
-    A lazy stack whose parts have different keys or shapes gives a `StackedComposite`. Names of dims are kept.
+    A lazy stack whose parts have different keys or shapes gives a `StackedComposite`. Names of dims are kept, and so
+    are tensorclasses.
 
     Args:
         data: the TensorDict.
@@ -41,13 +43,15 @@ def make_composite_from_td(
     if not is_tensor_collection(data):
         raise TypeError(f"expected a TensorDict, found {data!r}")
     options = {"unsqueeze_null_shapes": unsqueeze_null_shapes, "dynamic_shape": dynamic_shape}
-    if isinstance(data, LazyStackedTensorDict):
+    inner = opened(data)
+    if isinstance(inner, LazyStackedTensorDict):
         options["unsqueeze_null_shapes"] = False  # each entry has the stack's dim
-        parts = [make_composite_from_td(part, **options) for part in data.tensordicts]
-        stacked: Composite = stack_specs(parts, data.stack_dim)
+        parts = [make_composite_from_td(like(data, part), **options) for part in inner.tensordicts]
+        stacked: Composite = stack_specs(parts, inner.stack_dim)
         return stacked
-    entries = {key: _entry(data, entry, options) for key, entry in data.items()}
-    return Composite(entries, shape=data.batch_size, device=data.device, names=_names(data))
+    entries = {key: _entry(data, entry, options) for key, entry in inner.items()}
+    data_cls = type(data) if is_structure(data) else None
+    return Composite(entries, shape=data.batch_size, device=data.device, data_cls=data_cls, names=_names(data))
 
 
 def _names(data: TensorDictBase) -> list[str | None] | None:

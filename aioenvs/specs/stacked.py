@@ -9,6 +9,7 @@ import torch
 from tensordict import lazy_stack
 
 from .base import DeviceLike, TensorSpec
+from .classes import same_class
 from .composite import Composite
 from .leaf import dtype_name
 from .stack import StackSpec, shapes_of
@@ -121,6 +122,12 @@ class StackedComposite(StackSpec, Composite):
         self._init_stack(specs, dim)
         if len({spec.shape for spec in specs}) > 1:
             raise ValueError(f"expected composites of one shape, found {shapes_of(specs)}")
+
+    @property
+    def data_cls(self) -> Any:
+        """The tensorclass of values; None if there is none, or the composites differ in it."""
+        first, *others = (spec.data_cls for spec in self._stacked)
+        return first if all(same_class(first, other) for other in others) else None
 
     def __getitem__(self, index: Any) -> Any:
         """Return the entry at a key (stacked), or the spec of a part of the batch."""

@@ -179,10 +179,10 @@ class BatchedEnv(DressedEnv):
             over = done_mask(following, self.done_keys)
             _hand_on(root, {key: _where(over, root.get(key), value) for key, value in carried.items()})
         if known.is_dense:
-            for key in known.actions:
+            for key in known.lasting:
                 root.set(key, tensordict.get(key))
         else:
-            root.update(tensordict.select(*known.actions, strict=False))
+            root.update(tensordict.select(*known.lasting, strict=False))
         return tensordict, root
 
     def _step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_tensorclass
 from tensordict.utils import unravel_key
 from torchrl.data import Composite, Stacked, StackedComposite
 
@@ -32,6 +32,7 @@ class Known:
         device: Where results go.
         inputs: The keys of actions and states of which all envs have the same one tensor, and the dtype of each.
         actions: The keys of the actions.
+        lasting: Those of them that stay at the root, as no observation takes their place; tensorclasses as wholes.
         states: The keys of the states.
         observed_states: Those of them that are observations as well, where all envs have the same.
         root: The keys of observations and done flags.
@@ -48,6 +49,7 @@ class Known:
     device: torch.device | None
     inputs: tuple[tuple[Any, torch.dtype], ...]
     actions: tuple[Any, ...]
+    lasting: tuple[Any, ...]
     states: tuple[Any, ...]
     observed_states: tuple[Any, ...]
     root: tuple[Any, ...]
@@ -68,7 +70,9 @@ class Known:
         actions, states = (_keys(input_spec[f"full_{kind}_spec"]) for kind in ("action", "state"))
         lazy = scope.signature.is_lazy
         dense = not lazy and not _has_stacks(output_spec) and not _has_stacks(input_spec)
-        root = tuple(key for kind in ("observation", "done") for key in _keys(output_spec[f"full_{kind}_spec"]))
+        outputs = [output_spec[f"full_{kind}_spec"] for kind in ("observation", "done")]
+        observed = {key for spec in outputs for key in _values(spec)}
+        root = tuple(key for spec in outputs for key in _keys(spec))
         return cls(
             output_spec=output_spec,
             input_spec=input_spec,
@@ -77,7 +81,10 @@ class Known:
             actions=actions,
             states=states,
             root=root,
-            observed_states=tuple(key for key in states if key in root) if dense else (),
+            lasting=tuple(key for key in _values(input_spec["full_action_spec"]) if key not in observed),
+            observed_states=tuple(key for key in _values(input_spec["full_state_spec"]) if key in observed)
+            if dense
+            else (),
             carried=() if first is None else tuple(nested_key(key) for key in first.carried),
             varies=scope.signature.varies,
             is_lazy=lazy,
@@ -185,6 +192,17 @@ def _has_stacks(spec: Any) -> bool:
 
 def _keys(spec: Any) -> tuple[Any, ...]:
     return tuple(unravel_key(key) for key in spec.keys(True, True))
+
+
+def _values(spec: Any) -> list[Any]:
+    """The keys of what is one value each: leaves, and tensorclasses as wholes."""
+    found: list[Any] = []
+    for key, child in spec.items():
+        if isinstance(child, Composite) and not is_tensorclass(child.data_cls):
+            found += [unravel_key((key, inner)) for inner in _values(child)]
+        else:
+            found.append(key)
+    return found
 
 
 def _tensors(input_spec: Any) -> tuple[tuple[Any, torch.dtype], ...]:
