@@ -11,7 +11,7 @@ from typing import Any
 
 from aioenvs.engine.adapters import PLAIN_RULES, Call, GymRules, Handling, ResetArguments
 from aioenvs.engine.concurrency import ConcurrentHost
-from aioenvs.engine.copying import received
+from aioenvs.engine.copying import arguments, received
 from aioenvs.engine.deadlines import Deadline, outlast
 from aioenvs.engine.failure import factory_error, summary
 from aioenvs.engine.host import EnvHost, Outcome
@@ -66,7 +66,7 @@ class InlinePool(Pool):
         try:
             for env, (factory, kwargs) in enumerate(zip(self._factories, self._kwargs, strict=True)):
                 try:
-                    self._host.build(env, factory, OWN(dict(kwargs)))
+                    self._host.build(env, factory, arguments(kwargs, keeps_graph=True))
                 except Exception as error:
                     raise factory_error(env, summary(error), envs=[env]) from error
             buffer = self._lay_out(self._host.metadata, own_memory)

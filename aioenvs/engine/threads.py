@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from aioenvs.engine.adapters import PLAIN_RULES, GymRules, Handling
 from aioenvs.engine.answering import AnsweringPool, all_or_none
 from aioenvs.engine.concurrency import Batch, ConcurrentHost
-from aioenvs.engine.copying import received
+from aioenvs.engine.copying import arguments, received
 from aioenvs.engine.failure import factory_error, passable, summary
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.layout import Layout
@@ -232,7 +232,7 @@ class HostThread:
                 break
             self.building = env
             try:
-                self._host.build(env, self._factories[env], received(dict(self._kwargs[env])))
+                self._host.build(env, self._factories[env], arguments(self._kwargs[env]))
             except BaseException as error:
                 raise factory_error(env, summary(error), envs=self.envs) from passable(error)
         return copy.deepcopy(self._host.metadata)
