@@ -264,12 +264,13 @@ with ParallelEnv(3, Env, num_processes=2) as env:
 
 
 @linux
+@pytest.mark.timeout(150)
 def test_names_are_gone_whoever_was_killed() -> None:
     """Torch's memory and locks have names here, of which those who know them take care, each in its own time."""
     before = set(os.listdir("/dev/shm"))
     code = [sys.executable, "-c", BY_NAME]
     programs = [subprocess.Popen([*code, whom], stdout=subprocess.PIPE, text=True) for whom in ("worker", "parent")]
-    assert [program.communicate(timeout=100)[0] for program in programs] == ["[3, 3] 3\n"] * 2
+    assert [program.communicate(timeout=120)[0] for program in programs] == ["[3, 3] 3\n"] * 2
     deadline = time.monotonic() + 20
     while left := set(os.listdir("/dev/shm")) - before:
         assert time.monotonic() < deadline, left
