@@ -206,6 +206,7 @@ class InlinePool(Pool):
         else:
             await self._enter_loop("close")
             await self._concurrent.close()
+            self._drop_memory()
 
     def discard(self) -> None:
         self.slots.close()
@@ -213,6 +214,7 @@ class InlinePool(Pool):
             self._loop.call_soon_threadsafe(_close_soon, self._concurrent)
         else:
             self._host.close()
+        self._drop_memory()
 
 
 _closing: set[asyncio.Task[None]] = set()  # tasks that no one else keeps

@@ -341,7 +341,7 @@ class ReplacingPool(AnsweringPool):
             await asyncio.wait(list(self._replacing.values()))
         await self._dismiss(list(self._workers.values()), polite=polite)
         self._workers.clear()
-        self.arrays, self.turns = (), ()
+        self._drop_memory()
         await self._give_back()
 
     @abstractmethod
@@ -367,7 +367,7 @@ class ReplacingPool(AnsweringPool):
             worker.closing = True
             worker.channel.close()
             worker.process.abandon()
-        self.arrays, self.turns = (), ()
+        self._drop_memory()
         self._give_up()
 
 

@@ -361,7 +361,7 @@ class ThreadPool(AnsweringPool):
         if threads and self._hurried is not None:
             everybody: asyncio.Future[Any] = asyncio.gather(*(thread.ended for thread in threads))
             await asyncio.wait([everybody, self._hurried], timeout=self.timeouts.close, return_when="FIRST_COMPLETED")
-        self.arrays = ()
+        self._drop_memory()
         for thread in threads:
             thread.fail(_closed(thread))
             if thread.ended.done():
@@ -384,7 +384,7 @@ class ThreadPool(AnsweringPool):
             thread.leave()
             if not loop.is_closed():
                 thread.fail(_closed(thread))
-        self.arrays = ()
+        self._drop_memory()
 
 
 def _closed(thread: HostThread) -> ClosedError:
