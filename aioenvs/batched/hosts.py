@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from typing import Any
 
 from aioenvs.batched.config import BatchConfig
@@ -9,7 +11,9 @@ from aioenvs.engine.inline import InlinePool
 from aioenvs.engine.pool import Pool
 from aioenvs.engine.threads import ThreadPool
 
-__all__ = ["make_pool"]
+__all__ = ["make_pool", "share_states"]
+
+PICKLING = ("forkserver", "spawn")  # start methods for which factories are pickled
 
 
 def make_pool(config: BatchConfig, *, yields: bool) -> Pool:
@@ -51,3 +55,13 @@ def make_pool(config: BatchConfig, *, yields: bool) -> Pool:
 
     make = WorkerPool if config.max_restarts is None else RestartingPool
     return make(*hosts, start_method=config.start_method, **options)
+
+
+def share_states(config: BatchConfig) -> None:
+    """Have factories that keep a state for all of their envs put it where every worker will find it.
+
+    Those are TorchRL's `EnvCreator`s; ours have what they are given.
+    """
+    if "torchrl.envs.env_creator" in sys.modules:
+        theirs = importlib.import_module("aioenvs.integrations.torchrl.sharing")
+        theirs.share_states(config.factories, with_kwargs=config.start_method in PICKLING)

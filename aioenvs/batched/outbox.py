@@ -292,6 +292,8 @@ class Outbox:
                 task.cancel()
         if tickets:
             await asyncio.wait([task for _, task in tickets])
+        self._sent.clear()  # tickets refer to the memory
+        self._settled.clear()
 
     def discard(self) -> None:
         """Say goodbye to the tasks of a loop that was closed over them, where they can never end."""

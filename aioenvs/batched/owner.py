@@ -12,7 +12,7 @@ import torch
 
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.config import REPLACED, BatchConfig
-from aioenvs.batched.hosts import make_pool
+from aioenvs.batched.hosts import make_pool, share_states
 from aioenvs.batched.scope import Running, Scope
 from aioenvs.batched.views import AsyncView, chosen_envs
 from aioenvs.device import Device, DeviceBackend, checked_device, require_device
@@ -138,6 +138,7 @@ class AsyncBatchedEnv(AsyncEnvs):
     async def _make_running(self) -> Running:
         if self._device is not None:
             require_device(self._device)
+        share_states(self._config)
         config, pool = self._config, make_pool(self._config, yields=self._yields)
         pool.shares_loop = self._yields
         self._pool = pool

@@ -243,6 +243,9 @@ class Running:
         else:
             self.transfer.close()
         watchman.close()
+        # Scopes refer to this, and to the memory: without them it goes with the last result that looks into it.
+        self._scopes.clear()
+        self.__dict__.pop("everything", None)
 
     def place(self, device: torch.device | DeviceBackend) -> None:
         """Bring results to another device from now on."""

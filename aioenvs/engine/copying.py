@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, overload
 
 import cloudpickle
 import numpy as np
 
-__all__ = ["UnsendableError", "Withheld", "copied", "received", "received_dict"]
+from aioenvs.engine.shared import is_shared
+
+__all__ = ["UnsendableError", "Withheld", "arguments", "copied", "received", "received_dict"]
 
 
+OPAQUE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # what deepcopy does not look into
 IMMUTABLE = frozenset((bool, int, float, complex, str, bytes, type(None), np.bool_))
 
 
@@ -56,6 +60,46 @@ def received(value: Any, *, keeps_graph: bool = False) -> Any:
         return copied(part, keeps_graph=keeps_graph)
 
     return _pieces(value, attempt, {})
+
+
+def arguments(kwargs: Mapping[str, Any], *, keeps_graph: bool = False) -> dict[str, Any]:
+    """Keyword arguments for one of the envs of this process: as `received`, but what is shared with others stays so.
+
+    Args:
+        kwargs: Those of the factory.
+        keeps_graph: See `copied`.
+    """
+    given = dict(kwargs)
+    kept = {id(part): part for part in _shared(given)}
+    if not kept:
+        return received(given, keeps_graph=keeps_graph)  # type: ignore[no-any-return]
+
+    def attempt(part: Any) -> Any:
+        recorded = {id(tensor): _in_graph(tensor) for tensor in _recorded(part)} if keeps_graph else {}
+        try:
+            return copy.deepcopy(part, recorded | kept)
+        except Exception:
+            if isinstance(part, dict | list | tuple):
+                raise
+            return copied(part, keeps_graph=keeps_graph)
+
+    return _pieces(given, attempt, {})  # type: ignore[no-any-return]
+
+
+def _shared(value: Any) -> Iterator[Any]:
+    """The parts of a value that are shared with other processes."""
+    left, seen = [value], set()
+    while left:
+        part = left.pop()
+        if id(part) in seen or isinstance(part, OPAQUE):
+            continue
+        seen.add(id(part))
+        if is_shared(part):
+            yield part
+        elif isinstance(part, Mapping | list | tuple):
+            left.extend(part.values() if isinstance(part, Mapping) else part)
+        else:
+            left.extend(getattr(part, "__dict__", {}).values())
 
 
 def received_dict(given: dict[Any, Any]) -> dict[Any, Any]:

@@ -273,6 +273,7 @@ class EnvHost:
 
     def close(self) -> None:
         """Close all envs; what they raise goes to stderr, since nobody is there to catch it."""
+        self._turns.clear()  # which look into the block
         while self._envs:
             _, adapter = self._envs.pop()
             try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from aioenvs.engine.adapters import PLAIN_RULES, Call, GymRules, Handling, ResetArguments
 from aioenvs.engine.concurrency import ConcurrentHost
-from aioenvs.engine.copying import received
+from aioenvs.engine.copying import arguments, received
 from aioenvs.engine.deadlines import Deadline, outlast
 from aioenvs.engine.failure import advised, factory_error, passable, summary
 from aioenvs.engine.host import EnvHost, Outcome
@@ -66,7 +66,7 @@ class InlinePool(Pool):
         try:
             for env, (factory, kwargs) in enumerate(zip(self._factories, self._kwargs, strict=True)):
                 try:
-                    self._host.build(env, factory, OWN(dict(kwargs)))
+                    self._host.build(env, factory, arguments(kwargs, keeps_graph=True))
                 except Exception as error:
                     failure = factory_error(env, summary(error), envs=[env])
                     failure.__cause__ = error
@@ -217,6 +217,7 @@ class InlinePool(Pool):
         else:
             await self._enter_loop("close")
             await self._concurrent.close()
+            self._drop_memory()
 
     def discard(self) -> None:
         self.slots.close()
@@ -224,6 +225,7 @@ class InlinePool(Pool):
             self._loop.call_soon_threadsafe(_close_soon, self._concurrent)
         else:
             self._host.close()
+        self._drop_memory()
 
 
 _closing: set[asyncio.Task[None]] = set()  # tasks that no one else keeps

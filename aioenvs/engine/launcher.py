@@ -52,12 +52,18 @@ class Order:
         environ: The environment, where it is not the launcher's own.
         cwd: The working directory.
         limits: The parent's limits on open files.
+        cores: Those that the thread which asks may use; None where the system does not tell.
+        umask: The parent's; None likewise.
+        niceness: The parent's.
     """
 
     execute: list[str] | None
     environ: dict[str, str] | None
     cwd: str | None
     limits: tuple[int, int]
+    cores: frozenset[int] | None = None
+    umask: int | None = None
+    niceness: int = 0
 
 
 @dataclass
@@ -287,6 +293,15 @@ def _settle(order: Order, stdout: int, stderr: int) -> None:
     os.setpgid(0, 0)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, order.limits)
+    if order.cores is not None:
+        with contextlib.suppress(OSError):  # none of them is online any more
+            os.sched_setaffinity(0, order.cores)
+    if order.umask is not None:
+        os.umask(order.umask)
+    # Without privilege it can only be raised: the worker of a parent that became nicer is as nice; that of one which a
+    # privileged somebody made less nice stays as nice as its launcher, which began as the parent was then.
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, order.niceness)
     if order.cwd is not None:
         os.chdir(order.cwd)
     if order.environ is not None:

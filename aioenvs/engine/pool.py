@@ -186,6 +186,10 @@ class Pool(ABC):
         self.turns = tuple(Turns(own[STATUS][WHERE], own[STATUS][TURN]) for own in self.arrays)
         return buffer
 
+    def _drop_memory(self) -> None:
+        """Let go of the buffer, which belongs to the results that look into it from now on."""
+        self.arrays, self.turns = (), ()
+
     @property
     def _places(self) -> list[tuple[tuple[int, ...], Any]]:
         """What a host has to know of the layout."""
@@ -268,7 +272,7 @@ class Pool(ABC):
     def in_use(self, envs: Set[int]) -> list[Fence]:
         """What else is at work on memory into which these envs would write next."""
         fences: list[Fence] = []
-        for family, turns in zip(self.families, self.turns, strict=True) if self.fenced else ():
+        for family, turns in zip(self.families, self.turns, strict=False) if self.fenced else ():  # none once closed
             if turns.guarded:
                 fences += turns.in_use([row for row, env in enumerate(family.envs) if env in envs])
         return fences

@@ -163,8 +163,15 @@ class Launcher:
             code += "sys.exit(run_worker(int(sys.argv[1]), int(sys.argv[2])))"
             execute = interpreter(code)
         environ = child_environ()
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        order = child.Order(execute, None if environ == self._environ else environ, _directory(), limits)
+        order = child.Order(
+            execute,
+            None if environ == self._environ else environ,
+            _directory(),
+            limits=resource.getrlimit(resource.RLIMIT_NOFILE),
+            cores=frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            umask=_umask(),
+            niceness=os.getpriority(os.PRIO_PROCESS, 0),
+        )
         worker_id = next(self._ids)
         with contextlib.ExitStack() as stack:
             status, status_end = os.pipe()
@@ -352,6 +359,15 @@ def _resolve(future: asyncio.Future[None]) -> None:
 def _directory() -> str | None:
     try:
         return os.getcwd()
+    except OSError:
+        return None
+
+
+def _umask() -> int | None:
+    """The mask for new files; None where it cannot be read without being set, which other threads would see."""
+    try:
+        with open("/proc/self/status", "rb") as status:
+            return next((int(line.split()[1], 8) for line in status if line.startswith(b"Umask:")), None)
     except OSError:
         return None
 

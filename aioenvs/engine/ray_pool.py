@@ -37,6 +37,8 @@ class RayPool(ReplacingPool):
         ray_options: What Ray is asked for, for each actor.
     """
 
+    is_local = False
+
     def __init__(
         self,
         groups: Sequence[Sequence[int]],
@@ -69,7 +71,7 @@ class RayPool(ReplacingPool):
     def _allocate(self, nbytes: int) -> Any:
         return own_memory(nbytes)
 
-    async def _spawn(self, index: int) -> Worker:
+    async def _spawn(self, index: int, descriptors: Sequence[int]) -> Worker:
         ray = ray_cluster.connected_ray()
         options = {
             "scheduling_strategy": "SPREAD",

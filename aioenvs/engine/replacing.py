@@ -23,9 +23,8 @@ from aioenvs.engine.metadata import EnvMetadata, check_unchanged
 from aioenvs.engine.pool import Selection, Timeouts, closed_meanwhile
 from aioenvs.engine.process import Exit
 from aioenvs.engine.protocol import MAX_BODY, Frame, Opcode
-from aioenvs.engine.shipping import pack
+from aioenvs.engine.shipping import Descriptors, Shipment, pack
 from aioenvs.engine.supervision import Worker, end_all
-from aioenvs.engine.worker import WorkerConfig
 from aioenvs.errors import (
     AioEnvsError,
     ClosedError,
@@ -80,6 +79,7 @@ class ReplacingPool(AnsweringPool):
 
     ships = True
     inherits: bool = False  # whether workers have the factories already
+    is_local: bool = True  # whether they are on this machine, and so can share memory and locks with this process
 
     def __init__(
         self,
@@ -108,24 +108,26 @@ class ReplacingPool(AnsweringPool):
     # -- start ------------------------------------------------------------------------------------------
 
     async def _build(self) -> None:
-        configs = self._pack(self.groups)
-        await self._prepare()
-        found = await all_or_none(self._start_worker(index, config) for index, config in enumerate(configs))
+        with Descriptors() as descriptors:
+            shipments = self._pack(self.groups, descriptors)
+            await self._prepare()
+            found = await all_or_none(self._start_worker(index, shipment) for index, shipment in enumerate(shipments))
         descriptions = {
             env: description
-            for config, own in zip(configs, found, strict=True)
-            for env, description in zip(config.env_index, own, strict=True)
+            for group, own in zip(self.groups, found, strict=True)
+            for env, description in zip(group, own, strict=True)
         }
         self._lay_out([descriptions[env] for env in range(self.num_envs)], self._allocate)
         await self._attach(range(len(self.groups)))
 
-    def _pack(self, groups: Sequence[tuple[int, ...]]) -> list[WorkerConfig]:
+    def _pack(self, groups: Sequence[tuple[int, ...]], descriptors: Descriptors) -> list[Shipment]:
         options = self._options
         return pack(
             self._factories,
             self._kwargs,
             groups,
             inherited=self.inherits,
+            descriptors=descriptors if self.is_local else None,
             num_threads=options.num_threads,
             by_reference=options.by_reference,
             max_concurrency=options.max_concurrency,
@@ -141,18 +143,22 @@ class ReplacingPool(AnsweringPool):
         """Memory for the block."""
 
     @abstractmethod
-    async def _spawn(self, index: int) -> Worker:
+    async def _spawn(self, index: int, descriptors: Sequence[int]) -> Worker:
         """Start a worker without envs, and put it into `_workers` as soon as there is anything to be ended.
+
+        Args:
+            index: Which.
+            descriptors: Those that it needs to build its envs.
 
         Raises:
             OSError: If it could not be started.
         """
 
-    async def _start_worker(self, index: int, config: WorkerConfig) -> list[EnvMetadata]:
+    async def _start_worker(self, index: int, shipment: Shipment) -> list[EnvMetadata]:
         try:
             async with self._turns, asyncio.timeout(self.timeouts.start):
-                worker = await self._spawn(index)
-                reply = await worker.channel.request(Opcode.START, (), (), pickle.dumps(config))
+                worker = await self._spawn(index, shipment.descriptors)
+                reply = await worker.channel.request(Opcode.START, (), (), pickle.dumps(shipment.config))
         except TimeoutError:
             why = await self._why_late(index)
             raise self._start_error(
@@ -296,9 +302,15 @@ class ReplacingPool(AnsweringPool):
 
     async def _replace(self, index: int) -> None:
         await self._prepare()
-        (config,) = self._pack([self.groups[index]])
+        with Descriptors() as descriptors:
+            (shipment,) = self._pack([self.groups[index]], descriptors)
+            await self._start_anew(index, shipment)
+        self.replaced[index] += 1
+        self.slots.repair(self.groups[index])
+
+    async def _start_anew(self, index: int, shipment: Shipment) -> None:
         try:
-            for env, found in zip(self.groups[index], await self._start_worker(index, config), strict=True):
+            for env, found in zip(self.groups[index], await self._start_worker(index, shipment), strict=True):
                 check_unchanged(env, self.metadata[env], found)
             await self._attach([index])
             await self._settle(index)
@@ -307,8 +319,6 @@ class ReplacingPool(AnsweringPool):
         except BaseException:
             await asyncio.shield(self._dismiss([self._workers[index]], polite=False))
             raise
-        self.replaced[index] += 1
-        self.slots.repair(self.groups[index])
 
     async def _bring_back(self, index: int) -> None:
         """Replace a dead worker."""
@@ -331,7 +341,7 @@ class ReplacingPool(AnsweringPool):
             await asyncio.wait(list(self._replacing.values()))
         await self._dismiss(list(self._workers.values()), polite=polite)
         self._workers.clear()
-        self.arrays, self.turns = (), ()
+        self._drop_memory()
         await self._give_back()
 
     @abstractmethod
@@ -357,7 +367,7 @@ class ReplacingPool(AnsweringPool):
             worker.closing = True
             worker.channel.close()
             worker.process.abandon()
-        self.arrays, self.turns = (), ()
+        self._drop_memory()
         self._give_up()
 
 

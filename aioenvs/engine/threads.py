@@ -17,7 +17,7 @@ from aioenvs.engine.adapters import PLAIN_RULES, GymRules, Handling
 from aioenvs.engine.answering import AnsweringPool, all_or_none
 from aioenvs.engine.beside import PlainThread
 from aioenvs.engine.concurrency import Batch, ConcurrentHost
-from aioenvs.engine.copying import received
+from aioenvs.engine.copying import arguments, received
 from aioenvs.engine.failure import factory_error, passable, summary
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.layout import Layout
@@ -240,7 +240,7 @@ class HostThread:
                 break
             self.building = env
             try:
-                self._host.build(env, self._factories[env], received(dict(self._kwargs[env])))
+                self._host.build(env, self._factories[env], arguments(self._kwargs[env]))
             except BaseException as error:
                 raise factory_error(env, summary(error), envs=self.envs) from passable(error)
         return copy.deepcopy(self._host.metadata)
@@ -369,7 +369,7 @@ class ThreadPool(AnsweringPool):
         if threads and self._hurried is not None:
             everybody: asyncio.Future[Any] = asyncio.gather(*(thread.ended for thread in threads))
             await asyncio.wait([everybody, self._hurried], timeout=self.timeouts.close, return_when="FIRST_COMPLETED")
-        self.arrays = ()
+        self._drop_memory()
         for thread in threads:
             thread.fail(_closed(thread))
             if thread.ended.done():
@@ -392,7 +392,7 @@ class ThreadPool(AnsweringPool):
             thread.leave()
             if not loop.is_closed():
                 thread.fail(_closed(thread))
-        self.arrays = ()
+        self._drop_memory()
 
 
 def _closed(thread: HostThread) -> ClosedError:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import cloudpickle
 import numpy as np
 
-from aioenvs.engine import returning
+from aioenvs.engine import passing, returning
 from aioenvs.engine.adapters import PLAIN_RULES, GymRules, Handling
 from aioenvs.engine.failure import capture
 from aioenvs.engine.host import EnvHost, Outcome
@@ -72,6 +72,7 @@ def serve(sock: socket.socket, block: SharedBlock, inherited: Inherited = ()) ->
     worker = Worker(block, inherited)
     decoder = Decoder()
     try:
+        passing.receive(sock)
         while data := sock.recv(CHUNK):
             for frame in decoder.feed(data):
                 sock.sendall(encode(worker.answer(frame)))
@@ -184,6 +185,8 @@ class Worker:
         except Exception as error:
             env = config.env_index[min(len(self.host), len(config.env_index) - 1)]
             return Opcode.FAILED, pickle.dumps({env: capture(error, env, "start")})
+        finally:
+            passing.drop_received()
 
     def _build(self, config: WorkerConfig) -> None:
         alone = len(config.env_index) == 1

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from aioenvs.engine import passing
 from aioenvs.engine.channel import Channel
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.pool import Timeouts
@@ -74,13 +75,14 @@ class WorkerPool(ReplacingPool):
             return Launcher.forked(list(zip(self._factories, self._kwargs, strict=True)))
         return shared_launcher(self._options.preload)
 
-    async def _spawn(self, index: int) -> Worker:
+    async def _spawn(self, index: int, descriptors: Sequence[int]) -> Worker:
         assert self._launcher is not None
         assert self._block is not None
         loop = asyncio.get_running_loop()
         process = WorkerProcess(self._launcher, self._method, self._block.fd)
         channel = Channel(self._next_generation(), self._answered)
         worker = self._workers[index] = Worker(self.groups[index], process, channel, self._ended)
+        passing.send(process.sock, descriptors, None if self.inherits else passing.tracker())
         process.sock.setblocking(False)
         await loop.create_unix_connection(lambda: channel, sock=process.sock)
         return worker

@@ -66,6 +66,9 @@ class EnvCreator:
         """Return a creator with some keyword arguments changed or added; this one stays as it is."""
         return type(self)(self.create_env_fn, {**self.create_env_kwargs, **kwargs})
 
+    # A batch pickles what is in it for its workers together with the rest, so that what is shared stays shared.
+    _pickles_apart = True
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (cloudpickle.dumps((type(self), self.create_env_fn, self.create_env_kwargs)),)
 

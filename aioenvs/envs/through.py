@@ -220,6 +220,11 @@ class SeenThrough(TensorDictAdapter):
         for encode in self._encoders[SLOTS[self._turn & 1][region]]:
             encode()
 
+    def close(self) -> None:
+        self._decoders.clear()  # which refer to this, and to the block
+        self._encoders.clear()
+        super().close()
+
     def accept(self, objects: Objects) -> None:
         """Do nothing: all that goes in has its row."""
 

@@ -1,0 +1,50 @@
+"""What the envs of one of TorchRL's `EnvCreator`s have in common, put where all processes find it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from tensordict import MemoryMappedTensor, TensorDictBase
+from torchrl.envs.env_creator import EnvCreator
+
+__all__ = ["share_states"]
+
+
+def share_states(factories: Iterable[Any], *, with_kwargs: bool) -> None:
+    """Move the states of all creators among some factories to shared memory, which changes none of their tensors.
+
+    TorchRL does so when the first of the envs is built, in the parent, which here is in a worker. Their keyword
+    arguments are shared if they are pickled for a worker, but not in a fork: tensors that were not shared are then a
+    copy for each process.
+
+    Args:
+        factories: Creators, or anything else.
+        with_kwargs: Whether tensors among their keyword arguments are moved as well.
+    """
+    for factory in {id(factory): factory for factory in factories}.values():
+        while isinstance(factory, EnvCreator):
+            _share(factory.state_dict())
+            if with_kwargs:
+                _share(factory.create_env_kwargs)
+            factory = factory.create_env_fn
+
+
+def _share(value: Any) -> None:
+    """Move the tensors in a value to shared memory, in place."""
+    if isinstance(value, TensorDictBase):
+        for leaf in value.values(True, True):
+            _share(leaf)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            _share(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _share(part)
+    elif isinstance(value, torch.Tensor) and value.layout is torch.strided and not _is_shared(value):
+        value.share_memory_()  # type: ignore[no-untyped-call]
+
+
+def _is_shared(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, MemoryMappedTensor) or bool(tensor.is_shared())  # type: ignore[no-untyped-call]
