@@ -155,6 +155,11 @@ class EnvHost:
         self._loose = self._loose or any(adapter.metadata.objects.values())
         self.has_coroutines = self.has_coroutines or adapter.metadata.has_coroutines
 
+    def demand_resets(self) -> None:
+        """Let no env step before it was reset."""
+        for _, adapter in self._envs:
+            adapter.needs_reset = True
+
     def __len__(self) -> int:
         return len(self._envs)
 

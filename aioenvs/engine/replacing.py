@@ -119,7 +119,7 @@ class ReplacingPool(AnsweringPool):
         self._lay_out([descriptions[env] for env in range(self.num_envs)], self._allocate)
         await self._attach(range(len(self.groups)))
 
-    def _pack(self, groups: Sequence[tuple[int, ...]]) -> list[WorkerConfig]:
+    def _pack(self, groups: Sequence[tuple[int, ...]], *, replaces: bool = False) -> list[WorkerConfig]:
         options = self._options
         return pack(
             self._factories,
@@ -130,6 +130,7 @@ class ReplacingPool(AnsweringPool):
             by_reference=options.by_reference,
             max_concurrency=options.max_concurrency,
             rules=options.rules,
+            replaces=replaces,
         )
 
     @abstractmethod
@@ -296,7 +297,7 @@ class ReplacingPool(AnsweringPool):
 
     async def _replace(self, index: int) -> None:
         await self._prepare()
-        (config,) = self._pack([self.groups[index]])
+        (config,) = self._pack([self.groups[index]], replaces=True)
         try:
             for env, found in zip(self.groups[index], await self._start_worker(index, config), strict=True):
                 check_unchanged(env, self.metadata[env], found)
