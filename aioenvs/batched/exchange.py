@@ -7,13 +7,13 @@ its tensors are views of that copy; some rows are copied leaf by leaf. What trav
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.batched.inputs import InputLeaf, InputObjects, Inputs, Rows, check_fits, selector
 from aioenvs.batched.ledger import Ledger
@@ -138,8 +138,7 @@ class Exchange:
         for each in self._input_objects:
             values[each.key] = each.check(td, rows)
         if self._shows_root:
-            hidden = HIDDEN.intersection(td.keys())
-            values[CALLERS] = (td.exclude(*hidden) if hidden else td).unbind(0)
+            values[CALLERS] = _roots(td)
         return values
 
     def check_arrived(self, values: Inputs) -> None:
@@ -444,6 +443,18 @@ class Exchange:
         They are non-tensor data, as TensorDicts of one env have them.
         """
         return self._ledger.random_objects(self._places)
+
+
+def _roots(td: TensorDictBase) -> Sequence[Any]:
+    """For each env the root that the caller has of it: a plain dict where there are but tensors, which is quicker."""
+    own = {name: value for name, value in td.items() if name not in HIDDEN} if type(td) is TensorDict else {}
+    if own and all(type(value) is torch.Tensor for value in own.values()):
+        return [
+            dict(zip(own, row, strict=True)) for row in zip(*(value.unbind(0) for value in own.values()), strict=True)
+        ]
+    hidden = HIDDEN.intersection(td.keys())
+    roots: Sequence[Any] = (td.exclude(*hidden) if hidden else td).unbind(0)
+    return roots
 
 
 def _chosen(rows: NDArray[np.bool_], new: Any, old: Any) -> Any:

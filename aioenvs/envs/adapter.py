@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from aioenvs.engine.adapters import CALLERS, Attribute, Call, Handling, ResetArguments
 from aioenvs.engine.copying import received
@@ -67,6 +67,9 @@ class TensorDictAdapter:
         self._whole = (
             whole if whole.leaves.keys() == self._trees[ROOT].leaves.keys() | self._trees[INPUT].leaves.keys() else None
         )
+        self._shape = parts[0].shape
+        self._root_names = {key[0] for key in self._trees[ROOT].leaves}
+        self._is_flat = all(len(key) == 1 and not isinstance(spec, NonTensor) for key, spec in whole.leaves.items())
         self.metadata = self._describe()
         self._inputs: dict[Key, torch.Tensor] = {}
         self._slots: list[dict[str, dict[Key, torch.Tensor]]] = []
@@ -76,7 +79,7 @@ class TensorDictAdapter:
         self._fixed: dict[str, list[tuple[Key, torch.Size, torch.dtype | None]]] = {}
         self._targets: list[dict[str, list[torch.Tensor]]] = []  # by slot
         self._latest_rows: list[list[tuple[Key, torch.Tensor]]] = []  # by what WHERE says
-        self._callers: TensorDictBase | None = None  # the root that the caller has, if that is shown
+        self._callers: Any = None  # the root that the caller has, if that is shown: a TensorDict, or a dict of tensors
         self._loose: dict[str, dict[Key, TensorSpec]] = {}
         self._trial = TrialStreams(TORCH, use=handling.generators)
         self._streams: Streams = self._trial
@@ -245,9 +248,24 @@ class TensorDictAdapter:
         callers, self._callers = self._callers, None
         if callers is None:
             return self._joined(self._latest(), inputs)
-        known = self._trees[ROOT].read(callers)
+        if type(callers) is not dict:
+            return self._completed(callers, inputs)
+        if not self._is_flat:
+            return self._completed(TensorDict(callers, batch_size=self._shape), inputs)
+        entries = {name: value.clone() for name, value in callers.items() if (name,) not in inputs}
+        if not self._root_names <= callers.keys():
+            entries = {key[0]: value for key, value in self._latest().items()} | entries
+        entries.update((key[0], value) for key, value in inputs.items())
+        make: Callable[..., TensorDict] = TensorDict._new_unsafe
+        return make(entries, batch_size=self._shape)
+
+    def _completed(self, td: TensorDictBase, inputs: Mapping[Key, Any]) -> TensorDictBase:
+        """Return a copy of the root that the caller has, completed by what the env said last, with these inputs."""
+        known = self._trees[ROOT].read(td)
         latest = self._latest() if len(known) < len(self._trees[ROOT].leaves) else {}
-        return callers.update(self._joined({key: latest[key] for key in latest.keys() - known.keys()}, inputs))
+        missing = {key: value for key, value in latest.items() if key not in known}
+        root: TensorDictBase = owned(td).update(self._joined(missing, inputs))
+        return root
 
     def _joined(self, root: Mapping[Key, Any], inputs: Mapping[Key, Any]) -> TensorDictBase:
         """Return a TensorDict of values of the root and of the input, where the latter prevail."""
@@ -329,8 +347,8 @@ class TensorDictAdapter:
         )
 
     def accept(self, objects: Objects) -> None:
-        self._callers = owned(objects[CALLERS]) if CALLERS in objects else None
-        self._objects[INPUT] = {key: copied(value) for key, value in objects.items() if key != CALLERS}
+        self._callers = objects.get(CALLERS)  # copied as the step begins, which is next
+        self._objects[INPUT] = {key: copied(value) for key, value in objects.items() if key}
 
     def objects(self, region: str) -> Objects:
         return self._objects[region]
