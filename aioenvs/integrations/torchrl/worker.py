@@ -89,7 +89,15 @@ class TorchRLAdapter(TensorDictAdapter):
         self._named = {key[0] for region in (INPUT, NEXT) for key in self._trees[region].leaves}
 
     def _specs_of(self, env: Any, env_index: int) -> tuple[Composite, Composite]:
-        return from_torchrl(env.output_spec), from_torchrl(env.input_spec)  # type: ignore[return-value]
+        output_spec: Any = from_torchrl(env.output_spec)
+        input_spec: Any = from_torchrl(env.input_spec)
+        # A state that is an observation as well has the form of that, as in TorchRL's buffers, whatever a transform
+        # such as `Stack` says of it.
+        observed, states = output_spec["full_observation_spec"], input_spec["full_state_spec"]
+        for key in set(observed.keys(True, True)) & set(states.keys(True, True)):
+            if states[key].shape != observed[key].shape or states[key].dtype != observed[key].dtype:
+                states[key] = observed[key].clone()
+        return output_spec, input_spec
 
     def _describe(self) -> EnvMetadata:
         env = self.env
