@@ -46,7 +46,10 @@ class ConcurrencyError(AioEnvsError):
 
 
 class ResetNeededError(AioEnvsError):
-    """An env was asked to step before its first reset, or after an error that calls for a reset."""
+    """An env was asked to step that failed, was cancelled or was replaced since its last reset.
+
+    One that was never reset steps: whether it may is its own business.
+    """
 
 
 class SpecMismatchError(AioEnvsError, ValueError):
@@ -99,6 +102,17 @@ class PerformanceWarning(UserWarning):
 
 def _rebuild(cls: type[WorkerError], message: str, env_index: tuple[int, ...], pid: int | None) -> WorkerError:
     return cls(message, env_index=env_index, pid=pid)
+
+
+def reset_needed(who: str) -> ResetNeededError:
+    """Return the error for an env that is asked to step in place of a reset.
+
+    Args:
+        who: What it is called in messages.
+    """
+    return ResetNeededError(
+        f"{who} cannot step: it failed, was cancelled or was replaced since its last reset; reset it first"
+    )
 
 
 def describe_exit(returncode: int | None) -> str:

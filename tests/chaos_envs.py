@@ -11,6 +11,8 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
+from aioenvs.errors import ResetNeededError
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no worker has the tests on its path
 
 __all__ = ["FAILING", "UNTOLD", "ChaosEnv", "bulk_of", "length_of", "make_torch_env", "reward_of"]
@@ -50,6 +52,8 @@ class ChaosEnv(gym.Env[Any, Any]):
         return self._observation(), {}
 
     def step(self, action: Any) -> Any:
+        if not self.episode:
+            raise ResetNeededError(f"env {self.index} was never reset")
         if action % FAILING == 0:
             raise ValueError(f"env {self.index} was told {int(action)}")
         self.steps, self.last = self.steps + 1, int(action)
@@ -68,7 +72,6 @@ def make_torch_env(index: int, size: int, loose: bool) -> Any:
     from tensordict import NonTensorData, TensorDict
 
     from aioenvs.envs import EnvBase
-    from aioenvs.errors import ResetNeededError
     from aioenvs.specs import Categorical, Composite, NonTensor, Unbounded
 
     class TorchChaosEnv(EnvBase):
@@ -94,8 +97,6 @@ def make_torch_env(index: int, size: int, loose: bool) -> Any:
             return self._answer(observation, False)
 
         def _step(self, tensordict: Any) -> Any:
-            if not self.inner.episode:
-                raise ResetNeededError(f"env {index} was never reset")
             observation, reward, over, _, _ = self.inner.step(int(tensordict["action"]))
             return self._answer(observation, over).set("reward", torch.tensor([reward]))
 

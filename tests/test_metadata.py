@@ -89,6 +89,8 @@ CHANGES: dict[str, Any] = {
     "reward_keys": (),
     "done_keys": (("done",), ("agent", "done")),
     "takes_root": True,
+    "shows_root": True,
+    "free_states": True,
     "kinds": ("torch.bfloat16",),
 }
 

@@ -33,6 +33,8 @@ from failing_envs import CountingEnv, Gate, numbered
 from gymnasium.utils.env_checker import data_equivalence
 from processes import still_alive
 from ray_envs import PatientEnv, PlacedEnv, WordEnv
+from root_envs import MovingEnv
+from root_envs import acting as moving
 from tensordict import TensorDict, TensorDictBase
 from torch_batches import differing
 
@@ -203,6 +205,21 @@ async def test_results_that_are_lent_are_those_that_are_copied() -> None:
                 td = following
             found.append(seen)
     assert found[0] == found[1]
+
+
+async def test_a_step_sees_what_its_env_said_last() -> None:
+    async with in_ray(3, MovingEnv, create_env_kwargs=[{}, {"limit": 1.5}, {}]) as env:
+        td = await env.step(moving([4.0, 1.0, 2.0]))  # before any reset
+        assert td["next", "position"].flatten().tolist() == [4, 1, 2]
+        await env.reset()
+        for expected in ([1, 1, 1], [2, 2, 2], [3, 1, 3]):
+            td, root = await env.step_and_maybe_reset(moving([1.0] * 3), copy=False)
+            assert td["next", "position"].flatten().tolist() == expected
+        td = await env.step(moving([1.0] * 3).set("position", root["position"] + 10).update(masked("_step", 3, {0, 1})))
+        assert td["next", "position"].flatten().tolist() == [4, 2, 13]
+        env.send(moving([1.0] * 3))
+        td, _ = await env.recv(3)
+        assert sorted(td["next", "position"].flatten().tolist()) == [3, 4, 5]
 
 
 async def test_64_envs_over_4_hosts_are_spread() -> None:

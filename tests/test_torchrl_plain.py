@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 from oracle import TORCHRL_MARKS
@@ -13,7 +14,7 @@ from torchrl_envs import made, theirs
 import aioenvs
 from aioenvs import specs
 from aioenvs.batched.preload import modules_to_preload
-from aioenvs.errors import ResetNeededError, SpecMismatchError
+from aioenvs.errors import SpecMismatchError
 from aioenvs.integrations import torchrl as ours
 
 pytestmark = list(TORCHRL_MARKS)
@@ -58,9 +59,9 @@ def test_first_ready() -> None:
         assert following["step_count"].tolist() == [[1]] * 3
 
 
-def test_a_step_needs_a_reset() -> None:
+def test_a_step_before_the_reset_is_refused_by_the_env() -> None:
     with aioenvs.SerialEnv(1, lambda: theirs.TransformedEnv(cartpole(), theirs.RewardScaling(0, 2))) as env:
-        with pytest.raises(ResetNeededError):
+        with pytest.raises(gymnasium.error.ResetNeeded):
             env.step(env.rand_action())
         assert env.rand_step(env.reset())["next", "reward"].tolist() == [[2.0]]
 

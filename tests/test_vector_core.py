@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failing_envs import Gate, hang
+from failing_envs import Gate, hang, raise_value_error
 from vector_faces import HOSTS, counting
 
 from aioenvs.batched.config import BatchConfig
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
-from aioenvs.errors import ClosedError, ConcurrencyError, ResetNeededError, WorkerTimeoutError
+from aioenvs.errors import ClosedError, ConcurrencyError, WorkerTimeoutError
 from aioenvs.integrations.vectors.core import AsyncVector, Autoreset
 
 OTHERS = [host for host in HOSTS if host != "serial"]  # those that run on while somebody waits
@@ -121,10 +121,11 @@ async def test_what_is_never_set_off_holds_nobody(host: str) -> None:
 
 
 async def test_what_is_wrong_is_said_by_the_wait() -> None:
-    async with opened(num_processes=1) as envs:
+    async with opened({1: {"fault": raise_value_error, "at": (1, 1)}}, num_processes=1) as envs:
+        await envs.reset({})
         pending = envs.begin_step(ONES)
         await envs.set_off(pending)
-        with pytest.raises(ResetNeededError):
+        with pytest.raises(ValueError, match="the reactor is hot"):
             await envs.finish(pending)
 
 

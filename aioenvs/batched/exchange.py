@@ -7,22 +7,23 @@ its tensors are views of that copy; some rows are copied leaf by leaf. What trav
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.batched.inputs import InputLeaf, InputObjects, Inputs, Rows, check_fits, selector
 from aioenvs.batched.ledger import Ledger
 from aioenvs.batched.reader import Lent, Reader
-from aioenvs.engine.adapters import ResetArguments
+from aioenvs.engine.adapters import CALLERS, ResetArguments
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import INPUT, NEXT, ROOT
 from aioenvs.engine.spaces import Objects
+from aioenvs.mdp import CONTROL
 from aioenvs.specs import NonTensor, TensorSpec
 from aioenvs.storage import array_of
 from aioenvs.transfer import Transfer
@@ -30,6 +31,7 @@ from aioenvs.trees import Key, Tree, copied, is_loose, objects_of
 
 __all__ = ["Exchange", "Rows", "Values"]
 
+HIDDEN = CONTROL | {"env_index"}  # what of a caller's root is not about the env
 Values = dict[Key, Any]  # a tensor for all envs, or a list of objects, one per env
 
 
@@ -64,6 +66,8 @@ class Exchange:
         self.envs = family.envs if members is None else tuple(family.envs[member] for member in members)
         self._places = range(len(self.envs)) if members is None else members.tolist()
         self._loose = family.metadata.objects
+        self._shows_root = family.metadata.shows_root
+        self._loose_inputs = [*self._loose[INPUT], CALLERS] if self._shows_root else [*self._loose[INPUT]]
         self._rewards = family.metadata.reward_keys
         self._reader = Reader(ledger, members)
         self._lent: dict[tuple[int, str], Lent] = {}
@@ -80,6 +84,7 @@ class Exchange:
                 None if (own := bounds[key]) is None else own.select(self._members),
                 places.get(key),
                 self._device,
+                free=key in self._ledger.free_states,
             )
             for key, spec in self._ledger.trees[INPUT].leaves.items()
             if not isinstance(spec, NonTensor)
@@ -89,7 +94,8 @@ class Exchange:
     def _input_objects(self) -> list[InputObjects]:
         tree, spaces = self._trees[INPUT], [self._ledger.spaces[place] for place in self._places]
         return [
-            InputObjects(key, self.envs, tree, [own.get(key) for own in spaces]) for key in self._ledger.input_objects
+            InputObjects(key, self.envs, tree, [own.get(key) for own in spaces], free=key in self._ledger.free_states)
+            for key in self._ledger.input_objects
         ]
 
     # -- in ---------------------------------------------------------------------------------------------
@@ -131,6 +137,8 @@ class Exchange:
         values: Inputs = {leaf.key: leaf.check(td, entries, rows, fetched, arrived=arrived) for leaf in self._inputs}
         for each in self._input_objects:
             values[each.key] = each.check(td, rows)
+        if self._shows_root:
+            values[CALLERS] = _roots(td)
         return values
 
     def check_arrived(self, values: Inputs) -> None:
@@ -149,7 +157,10 @@ class Exchange:
             SpecMismatchError: If one has another kind, shape or dtype than the envs' own.
         """
         for region in (ROOT, INPUT) if self.takes_root else (ROOT,):
-            check_fits(td, self._trees[region], self._ledger.trees[region].leaves, len(self.envs))
+            leaves = self._ledger.trees[region].leaves
+            if region == INPUT and self._ledger.free_states:
+                leaves = {key: spec for key, spec in leaves.items() if key not in self._ledger.free_states}
+            check_fits(td, self._trees[region], leaves, len(self.envs))
 
     def decide(self, rows: Rows, lends: bool = False, whole: bool = False) -> None:
         """Say where the envs in these rows write next: a command is about to be sent to them, or none of them.
@@ -166,14 +177,26 @@ class Exchange:
     def write_inputs(self, values: Inputs, rows: Rows) -> dict[int, Objects] | None:
         """Store checked inputs; returns those without a row, by env."""
         for key, target in self._ledger.inputs.items():
+            value = values[key]
+            if value is None and (value := self._latest_state(key)) is None:
+                continue
             if rows is None and self._members is None:
-                target[...] = values[key]
+                target[...] = value
             else:
-                target[self._targets(rows)] = values[key] if rows is None else values[key][rows]
-        loose = self._loose[INPUT]
-        if not loose:
+                target[self._targets(rows)] = value if rows is None else value[rows]
+        if not self._loose_inputs:
             return None
-        return {self.envs[row]: {key: self._alone(values[key][row]) for key in loose} for row in self._indices(rows)}
+        loose, free = [key for key in self._loose_inputs if values[key] is not None], self._ledger.free_states
+        return {
+            self.envs[row]: {
+                key: self._alone(value) for key in loose if (value := values[key][row]) is not None or key not in free
+            }
+            for row in self._indices(rows)
+        }
+
+    def _latest_state(self, key: Key) -> NDArray[Any] | None:
+        """What the envs said last of a state that is missing, if it is an observation as well; else it stays."""
+        return array_of(self.latest()[key]) if key in self._ledger.observed_states else None
 
     def _alone(self, value: Any) -> Any:
         """One env's part of an input, without the rest of the memory that it is in, which would be sent along."""
@@ -181,7 +204,7 @@ class Exchange:
 
     def share(self, values: Inputs, row: int) -> Inputs:
         """What of checked inputs is for one env, for whoever exchanges with it alone."""
-        return {key: value[row : row + 1] for key, value in values.items()}
+        return {key: None if value is None else value[row : row + 1] for key, value in values.items()}
 
     def write_share(self, values: Inputs) -> dict[int, Objects] | None:
         """Store the share of the only env."""
@@ -208,6 +231,8 @@ class Exchange:
                 if key in kept or key in loose:
                     continue
                 value = self._known(td, region, key, spec)
+                if region == INPUT and key in self._ledger.free_states and not self._fits(value, spec):
+                    continue
                 if value is None and region == ROOT:
                     value = former.get(key)
                 if value is None:
@@ -223,6 +248,13 @@ class Exchange:
             self.envs[row]: ResetArguments({}, tuple(kept), {key: value[row] for key, value in loose.items()})
             for row in self._indices(rows)
         }
+
+    def _fits(self, value: Any, spec: TensorSpec) -> bool:
+        """Whether a value of all envs can be kept as it is; objects, and what varies, can in any case."""
+        if isinstance(spec, NonTensor) or -1 in spec.shape:
+            return True
+        form = torch.Size([len(self.envs), *spec.shape]), spec.dtype
+        return isinstance(value, torch.Tensor) and (value.shape, value.dtype) == form
 
     @property
     def takes_root(self) -> bool:
@@ -411,6 +443,18 @@ class Exchange:
         They are non-tensor data, as TensorDicts of one env have them.
         """
         return self._ledger.random_objects(self._places)
+
+
+def _roots(td: TensorDictBase) -> Sequence[Any]:
+    """For each env the root that the caller has of it: a plain dict where there are but tensors, which is quicker."""
+    own = {name: value for name, value in td.items() if name not in HIDDEN} if type(td) is TensorDict else {}
+    if own and all(type(value) is torch.Tensor for value in own.values()):
+        return [
+            dict(zip(own, row, strict=True)) for row in zip(*(value.unbind(0) for value in own.values()), strict=True)
+        ]
+    hidden = HIDDEN.intersection(td.keys())
+    roots: Sequence[Any] = (td.exclude(*hidden) if hidden else td).unbind(0)
+    return roots
 
 
 def _chosen(rows: NDArray[np.bool_], new: Any, old: Any) -> Any:

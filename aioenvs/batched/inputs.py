@@ -64,6 +64,8 @@ class InputLeaf:
         bounds: Between which its integers must be, of these envs; None where anything goes.
         target: The array that it goes to; None if it travels as an object.
         device: From where it may come, besides the CPU.
+        free: Whether it may be missing, or of another form: it is then brought into that of the array, or, without one,
+            goes as it is.
     """
 
     def __init__(
@@ -75,8 +77,11 @@ class InputLeaf:
         bounds: Bounds | None,
         target: NDArray[Any] | None,
         device: torch.device | None,
+        *,
+        free: bool = False,
     ) -> None:
         self.key = key
+        self.free = free
         self._tree = tree
         self._name = key[0] if len(key) == 1 else ""
         self._varies = -1 in spec.shape
@@ -124,6 +129,8 @@ class InputLeaf:
         Raises:
             SpecMismatchError: If it is missing, or has the wrong shape, dtype, device or range.
         """
+        if self.free:
+            return self._check_free(td, fetched)
         if self._varies:
             asked = range(len(self._envs)) if rows is None else rows.tolist()
             return [
@@ -164,6 +171,21 @@ class InputLeaf:
         """
         if self._bounds is not None and isinstance(value, np.ndarray) and value.size:
             self._check_range(value, self._bounds, None)
+
+    def _check_free(self, td: TensorDictBase, fetched: Mapping[Any, torch.Tensor]) -> Any:
+        """The value of a free input for all envs, as far as there is one."""
+        if self._varies:
+            parts = enumerate(td.unbind(0))
+            return [fetched.get((self.key, row), self._tree.get(part, self.key)) for row, part in parts]
+        value = fetched.get(self.key, self._tree.get(td, self.key))
+        if value is None or self._target is None:
+            return value
+        try:
+            return array_of(torch.broadcast_to(value.detach().to("cpu", self._dtype), self._shape))
+        except (AttributeError, RuntimeError) as error:
+            raise mismatch(
+                self.key, f"a tensor that can be broadcast to shape {tuple(self._shape)}", _found(value)
+            ) from error
 
     def _check_one(self, td: TensorDictBase, fetched: torch.Tensor | None) -> Any:
         value = self._tree.get(td, self.key) if fetched is None else fetched
@@ -207,16 +229,18 @@ class InputObjects:
         envs: The envs of the batch.
         tree: Where it is in a TensorDict of the batch.
         spaces: The space of each env; None where anything goes.
+        free: Whether they may be missing.
     """
 
-    def __init__(self, key: Key, envs: Sequence[int], tree: Tree, spaces: Sequence[Any]) -> None:
+    def __init__(self, key: Key, envs: Sequence[int], tree: Tree, spaces: Sequence[Any], *, free: bool = False) -> None:
         self.key = key
+        self._free = free
         self._envs = envs
         self._tree = tree
         self._spaces = spaces
 
-    def check(self, td: TensorDictBase, rows: Rows) -> list[Any]:
-        """The objects, one for each env.
+    def check(self, td: TensorDictBase, rows: Rows) -> list[Any] | None:
+        """The objects, one for each env; None if they are missing and may be.
 
         Args:
             td: What the step was given.
@@ -227,6 +251,8 @@ class InputObjects:
         """
         tree, count = self._tree, len(self._envs)
         value = tree.get(td, self.key) if tree.is_direct(self.key) else objects_of(tree, td, self.key)
+        if value is None and self._free:
+            return None
         if value is None:
             raise missing(td, self.key, value)
         shared = value.data if isinstance(value, NonTensorData) else None
@@ -242,6 +268,10 @@ class InputObjects:
                 found = f"{objects[row]!r} for env {self._envs[row]}"
                 raise mismatch(self.key, f"a value of {self._spaces[row]}", found)
         return objects
+
+
+def _found(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _told(bounds: NDArray[Any]) -> Any:

@@ -57,6 +57,15 @@ class Ledger:
         self.specs = EnvSpecs.of(family.metadata)
         self.trees = region_trees(self.specs.output_spec, self.specs.input_spec)
         self.input_objects = [key for key, spec in self.trees[INPUT].leaves.items() if isinstance(spec, NonTensor)]
+        # Inputs that may be missing, and those of them that are observations as well.
+        states = Tree.of(self.specs.full("state")).leaves if family.metadata.free_states else {}
+        self.free_states = frozenset(states)
+        self.observed_states = frozenset(
+            key
+            for key, spec in states.items()
+            if (own := self.trees[ROOT].leaves.get(key)) is not None
+            and (own.shape, own.dtype) == (spec.shape, spec.dtype)
+        )
         self.bounds = {
             key: Bounds.of([own.get(key) for own in self.spaces], len(spec.shape))
             for key, spec in self.trees[INPUT].leaves.items()

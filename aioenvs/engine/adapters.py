@@ -11,9 +11,20 @@ from aioenvs.engine.metadata import EnvMetadata
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import Generators
 
-__all__ = ["INFO", "PLAIN_RULES", "Attribute", "Call", "EnvAdapter", "GymRules", "Handling", "ResetArguments"]
+__all__ = [
+    "CALLERS",
+    "INFO",
+    "PLAIN_RULES",
+    "Attribute",
+    "Call",
+    "EnvAdapter",
+    "GymRules",
+    "Handling",
+    "ResetArguments",
+]
 
 INFO: Key = ()  # where an info is among the objects of a region; no value of a space has that place
+CALLERS: Key = ()  # where the root that the caller has of an env is among the objects of its input, if it is shown that
 
 
 class ResetArguments(NamedTuple):
@@ -103,9 +114,15 @@ class EnvAdapter(Protocol):
     """One env behind the worker's commands. Values go through the rows it was bound to.
 
     Where the metadata say that it has coroutines, its reset, step, perform and close return one.
+
+    Attributes:
+        metadata: What the env says of itself.
+        needs_reset: Whether it refuses to step: it failed, was cancelled or was replaced since its last reset. One that
+            was never reset does not.
     """
 
     metadata: EnvMetadata
+    needs_reset: bool
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         """Take these arrays, by region, and this row of each, for all values of fixed shape."""

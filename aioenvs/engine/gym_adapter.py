@@ -29,7 +29,7 @@ from aioenvs.engine.metadata import (
 )
 from aioenvs.engine.spaces import Objects, Reader, SpaceLeaf, Writer, flatten, observation_key, reader, writer
 from aioenvs.engine.streams import Generators, TrialStreams
-from aioenvs.errors import ResetNeededError, SpecMismatchError
+from aioenvs.errors import SpecMismatchError, reset_needed
 
 __all__ = ["DONE_KEYS", "METHODS", "REWARD_KEY", "GymAdapter", "GymRows", "refuse_generators"]
 
@@ -85,7 +85,7 @@ class GymRows:
         self._reward_max = float(np.finfo(self._reward_type).max)
         self.metadata = self._described()
         self._seed: int | None = None
-        self._in_episode = False
+        self.needs_reset = False
         self._resets_now = False  # in place of the next step
         self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
 
@@ -120,7 +120,7 @@ class GymRows:
 
     def _before_reset(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """What the env's own reset gets."""
-        self._in_episode = self._resets_now = False
+        self.needs_reset, self._resets_now = True, False  # until its result has come
         if self._seed is not None and "seed" not in kwargs:
             kwargs = {**kwargs, "seed": self._seed}
         if kwargs.get("seed") is not None:
@@ -156,13 +156,13 @@ class GymRows:
         if self._reports_infos:
             self._note(region, info)
         self._seed = None
-        self._in_episode = True
+        self.needs_reset = False
 
     def _before_step(self) -> Any:
-        """The action for the env's own step; whatever comes of that, the env is in no episode until it has come."""
-        if not self._in_episode:
-            raise ResetNeededError(f"{self._who} cannot step: it was not reset yet, or failed since; reset it first")
-        self._in_episode = False
+        """The action for the env's own step; whatever comes of that, the env needs a reset until it has come."""
+        if self.needs_reset:
+            raise reset_needed(self._who)
+        self.needs_reset = True
         return self._read_action()
 
     def _after_step(self, result: Any) -> bool:
@@ -187,7 +187,7 @@ class GymRows:
         self._where[row] = self._in_next
         if self._reports_infos:
             self._note(NEXT, info)
-        self._in_episode = True
+        self.needs_reset = False
         self._resets_now = done and self._resets_next
         return done
 

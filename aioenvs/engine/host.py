@@ -157,6 +157,11 @@ class EnvHost:
         self.has_coroutines = self.has_coroutines or adapter.metadata.has_coroutines
         self.has_plain = self.has_plain or not adapter.metadata.has_coroutines
 
+    def demand_resets(self) -> None:
+        """Let no env step before it was reset."""
+        for _, adapter in self._envs:
+            adapter.needs_reset = True
+
     def __len__(self) -> int:
         return len(self._envs)
 

@@ -63,6 +63,9 @@ class EnvMetadata:
         done_keys: Those of `next` that say together whether the episode of the env, or of a part of it, is over.
         specs: What the values may be, in the terms of whoever wrote the env: by kind, then by key.
         takes_root: Whether a reset reads what the caller knows of the env: masks, states, former values.
+        shows_root: Whether a step is shown the whole root that the caller has of the env, as an object of its input.
+        free_states: Whether states are taken as TorchRL takes them: those that are missing stay what they were, and
+            others are brought into form.
         num_seeds: How many seeds of a chain the env uses up; more than one if it consists of several.
         kinds: What else must be the same for values to be stacked: their dtypes, where arrays have others.
         has_coroutines: Whether its methods may be coroutine functions, so that it runs on an event loop.
@@ -75,6 +78,8 @@ class EnvMetadata:
     done_keys: tuple[Key, ...]
     specs: dict[str, Any]
     takes_root: bool = False
+    shows_root: bool = False
+    free_states: bool = False
     num_seeds: int = 1
     kinds: tuple[str, ...] = ()
     has_coroutines: bool = False
@@ -88,6 +93,8 @@ class EnvMetadata:
             self.reward_keys,
             self.done_keys,
             self.takes_root,
+            self.shows_root,
+            self.free_states,
             self.kinds,
         )
 

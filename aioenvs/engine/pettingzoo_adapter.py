@@ -98,7 +98,8 @@ class PettingZooAdapter(GymAdapter):
         }
         self._spaces = {member.name: member for group in groups for member in group.members}
         self._read_action = self._read_actions
-        self._acting: dict[Any, None] = {}  # those that act next, in the env's order
+        # Those that act next, in the env's order; before a reset, whoever was there when the env was looked at.
+        self._acting = {name: None for name in getattr(self.env, "agents", None) or () if name in self._spaces}
 
     def take_turn(self, turn: int) -> None:
         self._slot_number, self._is_whole = turn & 1, bool(turn & WHOLE)
@@ -123,7 +124,7 @@ class PettingZooAdapter(GymAdapter):
         self._acting = acting
         self._where[self._row] = IN_ROOT + 2 * self._slot_number
         self._seed = None
-        self._in_episode = True
+        self.needs_reset = False
 
     def _after_step(self, result: Any) -> bool:
         if not isinstance(result, tuple) or len(result) != 5:
@@ -145,7 +146,7 @@ class PettingZooAdapter(GymAdapter):
             for following, root in self._roots[self._slot_number]:
                 root[...] = following
         self._where[self._row] = IN_NEXT + 2 * self._slot_number
-        self._in_episode = True
+        self.needs_reset = False
         return done
 
     def _take(self, seat: Seat, entries: Any, *, expected: bool, acts: bool) -> None:

@@ -120,7 +120,9 @@ class ReplacingPool(AnsweringPool):
         self._lay_out([descriptions[env] for env in range(self.num_envs)], self._allocate)
         await self._attach(range(len(self.groups)))
 
-    def _pack(self, groups: Sequence[tuple[int, ...]], descriptors: Descriptors) -> list[Shipment]:
+    def _pack(
+        self, groups: Sequence[tuple[int, ...]], descriptors: Descriptors, *, replaces: bool = False
+    ) -> list[Shipment]:
         options = self._options
         return pack(
             self._factories,
@@ -132,6 +134,7 @@ class ReplacingPool(AnsweringPool):
             by_reference=options.by_reference,
             max_concurrency=options.max_concurrency,
             rules=options.rules,
+            replaces=replaces,
         )
 
     @abstractmethod
@@ -303,7 +306,7 @@ class ReplacingPool(AnsweringPool):
     async def _replace(self, index: int) -> None:
         await self._prepare()
         with Descriptors() as descriptors:
-            (shipment,) = self._pack([self.groups[index]], descriptors)
+            (shipment,) = self._pack([self.groups[index]], descriptors, replaces=True)
             await self._start_anew(index, shipment)
         self.replaced[index] += 1
         self.slots.repair(self.groups[index])

@@ -47,6 +47,7 @@ class WorkerConfig:
         by_reference: Whether envs that deal in tensors send them as objects rather than through the block.
         max_concurrency: How many envs may be inside a reset or step at once, if they have coroutines; None for all.
         rules: What is agreed about envs with Gymnasium's signatures.
+        replaces: Whether the envs take the place of others that were lost, so that they need a reset before they step.
     """
 
     env_index: tuple[int, ...]
@@ -58,6 +59,7 @@ class WorkerConfig:
     by_reference: bool = False
     max_concurrency: int | None = None
     rules: GymRules = PLAIN_RULES
+    replaces: bool = False
 
 
 def serve(sock: socket.socket, block: SharedBlock, inherited: Inherited = ()) -> None:
@@ -208,6 +210,8 @@ class Worker:
             self.host.build(env, factory, kwargs)
         if not prepared:
             _settle_torch(config.num_threads)
+        if config.replaces:
+            self.host.demand_resets()
 
     def close(self) -> None:
         """Close the envs."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from aioenvs.engine.adapters import Attribute, Call, Handling, ResetArguments
+from aioenvs.engine.adapters import CALLERS, Attribute, Call, Handling, ResetArguments
 from aioenvs.engine.copying import received
 from aioenvs.engine.layout import Arrays, Leaf
 from aioenvs.engine.metadata import (
@@ -27,11 +27,11 @@ from aioenvs.engine.metadata import (
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import Streams, TrialStreams, torch_generator
 from aioenvs.envs.base import EnvBase
-from aioenvs.errors import ResetNeededError, SpecMismatchError
+from aioenvs.errors import SpecMismatchError, reset_needed
 from aioenvs.mdp import flat_key, ruling_keys
 from aioenvs.specs import Composite, NonTensor, TensorSpec
 from aioenvs.storage import storage_dtype, tensor_of
-from aioenvs.trees import ABSENT, Key, Parts, Tree, copied, is_loose, nested_key, plain, region_trees
+from aioenvs.trees import ABSENT, Key, Parts, Tree, copied, is_loose, nested_key, owned, plain, region_trees
 
 __all__ = ["TensorDictAdapter"]
 
@@ -60,7 +60,16 @@ class TensorDictAdapter:
         self._keeps_grad = handling.keeps_grad
         self._grads = contextlib.nullcontext() if handling.keeps_grad else torch.no_grad()
         self._trees = region_trees(self.output_spec, self.input_spec)
-        self._known = Tree.of(self._full("observation"), self._full("done"), self._full("state"))
+        parts = [self._full(kind) for kind in ("observation", "done", "state", "action")]
+        self._known = Tree.of(*parts[:3])
+        whole = Tree.of(*parts)
+        # Leaves of stacks that are not those of all parts are called otherwise in the whole.
+        self._whole = (
+            whole if whole.leaves.keys() == self._trees[ROOT].leaves.keys() | self._trees[INPUT].leaves.keys() else None
+        )
+        self._shape = parts[0].shape
+        self._root_names = {key[0] for key in self._trees[ROOT].leaves}
+        self._is_flat = all(len(key) == 1 and not isinstance(spec, NonTensor) for key, spec in whole.leaves.items())
         self.metadata = self._describe()
         self._inputs: dict[Key, torch.Tensor] = {}
         self._slots: list[dict[str, dict[Key, torch.Tensor]]] = []
@@ -69,10 +78,12 @@ class TensorDictAdapter:
         # Of each region, what has a row: what it must be, and where it comes; and what has none.
         self._fixed: dict[str, list[tuple[Key, torch.Size, torch.dtype | None]]] = {}
         self._targets: list[dict[str, list[torch.Tensor]]] = []  # by slot
+        self._latest_rows: list[list[tuple[Key, torch.Tensor]]] = []  # by what WHERE says
+        self._callers: Any = None  # the root that the caller has, if that is shown: a TensorDict, or a dict of tensors
         self._loose: dict[str, dict[Key, TensorSpec]] = {}
         self._trial = TrialStreams(TORCH, use=handling.generators)
         self._streams: Streams = self._trial
-        self._failed = False
+        self.needs_reset = False
         # The next root is needed only where an episode ended, so it is made only there, except by envs that step and
         # reset in a way of their own.
         self._in_one = getattr(type(env), "step_and_maybe_reset", None) is not EnvBase.step_and_maybe_reset
@@ -124,6 +135,7 @@ class TensorDictAdapter:
                 "action": env.object_action_spaces if hasattr(type(env), "object_action_spaces") else {},
             },
             takes_root=True,
+            shows_root=self._by_reference and self._keeps_grad,  # in the caller's own process
             kinds=tuple(str(spec.dtype) for tree in self._trees.values() for spec in tree.leaves.values()),
             num_seeds=self._num_seeds(),
         )
@@ -146,6 +158,15 @@ class TensorDictAdapter:
             leaves = self._trees[region].leaves
             self._fixed[region] = [(key, leaves[key].shape, leaves[key].dtype) for key in rows]
             self._loose[region] = {key: spec for key, spec in leaves.items() if key not in rows}
+        self._latest_rows = [
+            [(key, slot[region][key]) for key in slot[ROOT]] for slot in self._slots for region in (ROOT, NEXT)
+        ]
+        if not self.metadata.shows_root:  # rows say zeros as well until the env has said anything
+            self._objects[ROOT] = {
+                key: spec.zero()
+                for key, spec in self._loose[ROOT].items()
+                if not isinstance(spec, NonTensor) and -1 not in spec.shape
+            }
 
     def take_turn(self, turn: int) -> None:
         self._turn = turn
@@ -172,10 +193,10 @@ class TensorDictAdapter:
             self._begin_streams(kwargs["seed"])
         elif "seed" in kwargs:
             self.seed(kwargs.pop("seed"))
-        self._failed = True
+        self.needs_reset = True
         with self._streams, self._grads:
             self._write(ROOT, self.env.reset(self._given(arguments), **kwargs))
-        self._failed = False
+        self.needs_reset = False
 
     def _given(self, arguments: ResetArguments) -> TensorDictBase | None:
         """What the caller knows of the env, as the argument of its reset."""
@@ -193,12 +214,9 @@ class TensorDictAdapter:
         return self._placed(td)
 
     def step(self, maybe_reset: bool) -> bool:
-        if self._failed:
-            raise ResetNeededError(f"env {self.env_index} cannot step: it failed since its last reset; reset it first")
-        self._failed = True
+        self._begin_step()
         with self._streams, self._grads:
-            values = {key: row.clone() for key, row in self._inputs.items()} | self._objects[INPUT]
-            td = self._placed(self._trees[INPUT].build(values))
+            td = self._placed(self._root_of_step())
             following = None
             if maybe_reset and self._in_one:
                 td, following = self.env.step_and_maybe_reset(td)
@@ -211,8 +229,62 @@ class TensorDictAdapter:
             else:
                 self._keep_root(values)
         self._settle_streams()
-        self._failed = False
+        self.needs_reset = False
         return done
+
+    def _begin_step(self) -> None:
+        """Need a reset until the outcome of the step has come.
+
+        Raises:
+            ResetNeededError: If one is needed already.
+        """
+        if self.needs_reset:
+            raise reset_needed(f"env {self.env_index}")
+        self.needs_reset = True
+
+    def _root_of_step(self) -> TensorDictBase:
+        """Return the root of the next step: what the env said last, or what the caller has where that is shown."""
+        inputs = {key: row.clone() for key, row in self._inputs.items()} | self._objects[INPUT]
+        callers, self._callers = self._callers, None
+        if callers is None:
+            return self._joined(self._latest(), inputs)
+        if type(callers) is not dict:
+            return self._completed(callers, inputs)
+        if not self._is_flat:
+            return self._completed(TensorDict(callers, batch_size=self._shape), inputs)
+        entries = {name: value.clone() for name, value in callers.items() if (name,) not in inputs}
+        if not self._root_names <= callers.keys():
+            entries = {key[0]: value for key, value in self._latest().items()} | entries
+        entries.update((key[0], value) for key, value in inputs.items())
+        make: Callable[..., TensorDict] = TensorDict._new_unsafe
+        return make(entries, batch_size=self._shape)
+
+    def _completed(self, td: TensorDictBase, inputs: Mapping[Key, Any]) -> TensorDictBase:
+        """Return a copy of the root that the caller has, completed by what the env said last, with these inputs."""
+        known = self._trees[ROOT].read(td)
+        latest = self._latest() if len(known) < len(self._trees[ROOT].leaves) else {}
+        missing = {key: value for key, value in latest.items() if key not in known}
+        root: TensorDictBase = owned(td).update(self._joined(missing, inputs))
+        return root
+
+    def _joined(self, root: Mapping[Key, Any], inputs: Mapping[Key, Any]) -> TensorDictBase:
+        """Return a TensorDict of values of the root and of the input, where the latter prevail."""
+        if self._whole is not None:
+            return self._whole.build({**root, **inputs})
+        joined, own = self._trees[ROOT].build(root), self._trees[INPUT].build(inputs)
+        if isinstance(own, LazyStackedTensorDict) and not isinstance(joined, LazyStackedTensorDict):
+            joined = LazyStackedTensorDict(*joined.unbind(own.stack_dim), stack_dim=own.stack_dim)
+        return joined.update(own)
+
+    def _latest(self) -> dict[Key, Any]:
+        """Return copies of the observations and flags that the env said last; before it said any, they are zeros."""
+        # Copies, since what an env hands over it may change in place.
+        where = int(self._where[0])
+        values: dict[Key, Any] = {key: row.clone() for key, row in self._latest_rows[where]}
+        if self._loose[ROOT]:
+            objects = self._objects[ROOT if where & 1 == IN_ROOT else NEXT]
+            values |= {key: copied(objects[key]) for key in self._loose[ROOT] if key in objects}
+        return values
 
     def _keep_root(self, values: Mapping[Key, Any]) -> None:
         """Write what came of a step to the root as well, where it is wanted there."""
@@ -280,7 +352,8 @@ class TensorDictAdapter:
         )
 
     def accept(self, objects: Objects) -> None:
-        self._objects[INPUT] = {key: copied(value) for key, value in objects.items()}
+        self._callers = objects.get(CALLERS)  # copied as the step begins, which is next
+        self._objects[INPUT] = {key: copied(value) for key, value in objects.items() if key}
 
     def objects(self, region: str) -> Objects:
         return self._objects[region]

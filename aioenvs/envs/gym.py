@@ -36,8 +36,6 @@ class GymWrapper(ReadsInfo, EnvWrapper):
     and unknown spaces are `NonTensor`. What a wrapped env has and this one has not, such as
     `env.spec.max_episode_steps`, can be read and set here too.
 
-    Copies and pickles begin with a reset.
-
     Args:
         env: A single env with Gymnasium's signatures.
         categorical_action_encoding: Keep the integers of Discrete and MultiDiscrete, in observations too.

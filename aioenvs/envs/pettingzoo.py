@@ -45,7 +45,7 @@ class PettingZooWrapper(EnvWrapper):
     An agent that has left has zeros in its row, keeps the flags with which it ended, and its action is ignored.
     Agents of one group may differ in the bounds of their spaces, not in shapes or dtypes.
 
-    The constructor resets the env once, to see infos and state. Copies and pickles begin with a reset. What a wrapped
+    The constructor resets the env once, to see infos and state. What a wrapped
     env has and this one has not can be read and set here too.
 
     Args:

@@ -114,12 +114,21 @@ class SeenThrough(TensorDictAdapter):
         inner: GymAdapter,
         names: Mapping[Key, Key] = NO_NAMES,
     ) -> None:
-        super().__init__(env, env_index, handling._replace(by_reference=False))
         self._inner = inner
+        super().__init__(env, env_index, handling._replace(by_reference=False))
         self._names = names
         self._decoders: list[Converter] = []
         self._encoders: dict[str, list[Converter]] = {}
         self._done_leaves = Tree.of(self._full("done")).leaves.keys()
+
+    @property
+    def needs_reset(self) -> bool:
+        """Whether the env inside does; see `EnvAdapter`."""
+        return self._inner.needs_reset
+
+    @needs_reset.setter
+    def needs_reset(self, needs_reset: bool) -> None:
+        self._inner.needs_reset = needs_reset
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._decoders.clear()

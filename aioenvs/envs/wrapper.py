@@ -31,7 +31,7 @@ class EnvWrapper(EnvBase):
     """An env around one that its adapter drives.
 
     A subclass calls `_wrap` once, and sets `_action_leaves` and the specs then. What the wrapped env has and this one
-    has not can be read and set here too. Copies and pickles begin with a reset.
+    has not can be read and set here too.
     """
 
     _action_leaves: dict[Key, TensorSpec]
@@ -175,11 +175,14 @@ class EnvWrapper(EnvBase):
             getattr(env, "set_wrapper_attr", functools.partial(setattr, env))(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_adapter", "_arrays")}
+        own = {name: value for name, value in self.__dict__.items() if name not in ("_adapter", "_arrays")}
+        return {**own, "_needs_reset": self._adapter.needs_reset}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        needs_reset = state.pop("_needs_reset")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._bind()
+        self._adapter.needs_reset = needs_reset
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(env={self._env}, batch_size={self.batch_size}, device={self.device})"

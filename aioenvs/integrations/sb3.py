@@ -157,7 +157,7 @@ class AioVecEnv(VecEnv):
 
         Raises:
             ConcurrencyError: If none is under way.
-            ResetNeededError: If an env was not reset yet.
+            ResetNeededError: If an env was not reset since it failed, or was replaced.
             WorkerDiedError: If a worker died; `reset` starts another one.
             WorkerTimeoutError: If it takes longer than `step_timeout`.
             Exception: Whatever an env raised, with its worker's traceback as a note; it needs a reset.

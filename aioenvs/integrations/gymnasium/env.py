@@ -239,7 +239,8 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         Raises:
             SpecMismatchError: A `ValueError`, if there is not an action for each env, or they do not fit; no env was
                 stepped then.
-            ResetNeededError: If an env was not reset yet, or not since its episode ended and nobody else resets it.
+            ResetNeededError: If an env was not reset since it failed, or since its episode ended and nobody else
+                resets it.
             PendingCallError: If another command is under way.
             VectorClosedError: After `close`.
             WorkerDiedError: If a worker died; `reset` starts another one.

@@ -191,9 +191,12 @@ class BatchedEnv(DressedEnv):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The outcome of a step, for whoever wraps the batch; nothing of it is put into the argument."""
         known = self._looks()
-        given = tensordict.select(*known.actions, *known.states, strict=False)
         mask = tensordict.get("_step", None)
-        if mask is not None:
+        if known.shows_root:
+            given = tensordict.exclude("next", *(known.unfit(tensordict) if mask is not None else ()))
+        else:
+            given = tensordict.select(*known.actions, *known.states, strict=False)
+        if mask is not None and not known.shows_root:
             given.update(known.fitting(tensordict)).set("_step", mask)
         given = self._usable(given, known)
         self._envs.step(given)
@@ -202,10 +205,7 @@ class BatchedEnv(DressedEnv):
         return following
 
     def _usable(self, td: TensorDictBase, known: Known) -> TensorDictBase:
-        """What the envs can take a step with: inputs of the right dtypes, and states that they know themselves."""
-        missing = known.missing(td)
-        if missing:
-            td = td.copy().update(self.shared_tensordict_parent.select(*missing))
+        """What the envs can take a step with: actions of the right dtypes."""
         return known.castable(td)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:

@@ -30,16 +30,16 @@ class Known:
         output_spec: TorchRL's, with the batch size as leading shape.
         input_spec: TorchRL's.
         device: Where results go.
-        inputs: The keys of actions and states of which all envs have the same one tensor, and the dtype of each.
+        inputs: The keys of actions of which all envs have the same one tensor, and the dtype of each.
         actions: The keys of the actions.
         lasting: Those of them that stay at the root, as no observation takes their place; tensorclasses as wholes.
         states: The keys of the states.
-        observed_states: Those of them that are observations as well, where all envs have the same.
         root: The keys of observations and done flags.
         carried: Those of states that the policy hands on under `next`.
         varies: Whether the size of something varies.
         is_lazy: Whether results are lazy stacks.
         is_dense: Whether no result is or holds a lazy stack, so that every entry can be had as one tensor.
+        shows_root: Whether the envs are shown the whole root of a step.
         supports_set_state: Whether a reset takes `set_state`.
         name: What the first env calls itself.
     """
@@ -51,12 +51,12 @@ class Known:
     actions: tuple[Any, ...]
     lasting: tuple[Any, ...]
     states: tuple[Any, ...]
-    observed_states: tuple[Any, ...]
     root: tuple[Any, ...]
     carried: tuple[Any, ...]
     varies: bool
     is_lazy: bool
     is_dense: bool
+    shows_root: bool
     supports_set_state: bool
     name: str
 
@@ -77,18 +77,16 @@ class Known:
             output_spec=output_spec,
             input_spec=input_spec,
             device=scope.signature.device,
-            inputs=_tensors(input_spec) if dense else (),
+            inputs=_tensors(input_spec["full_action_spec"]) if dense else (),
             actions=actions,
             states=states,
             root=root,
             lasting=tuple(key for key in _values(input_spec["full_action_spec"]) if key not in observed),
-            observed_states=tuple(key for key in _values(input_spec["full_state_spec"]) if key in observed)
-            if dense
-            else (),
             carried=() if first is None else tuple(nested_key(key) for key in first.carried),
             varies=scope.signature.varies,
             is_lazy=lazy,
             is_dense=dense,
+            shows_root=any(each.shows_root for each in metadata),
             supports_set_state=all(native is not None and native.supports_set_state for native in natives),
             name=metadata[0].name if first is None else first.name,
         )
@@ -103,7 +101,7 @@ class Known:
     # -- what goes in and out -------------------------------------------------------------------------------
 
     def castable(self, td: TensorDictBase) -> TensorDictBase:
-        """The same with inputs of the right dtypes, as TorchRL's buffers would cast them; a copy if need be."""
+        """The same with actions of the right dtypes, as TorchRL's buffers would cast them; a copy if need be."""
         casts = {
             key: value.to(dtype)
             for key, dtype in self.inputs
@@ -115,10 +113,6 @@ class Known:
         for key, value in casts.items():
             td.set(key, value)
         return td
-
-    def missing(self, td: TensorDictBase) -> list[Any]:
-        """The states that a TensorDict lacks, and an env knows, since they are observations as well."""
-        return [key for key in self.observed_states if td.get(key, None) is None]
 
     def handed_on(self, td: TensorDictBase) -> dict[Any, Any]:
         """What the policy hands on to the next step under `next`, which an env only begins with."""
@@ -138,6 +132,11 @@ class Known:
             return td.select(*self.root, strict=False)
         parts = (self.output_spec[f"full_{kind}_spec"] for kind in ("observation", "done"))
         return td.select(*(key for part in parts for key in _keys(part) if _fits(td.get(key, None), part[key])))
+
+    def unfit(self, td: TensorDictBase) -> list[Any]:
+        """The keys of those that are not."""
+        fitting = set(_keys(self.fitting(td)))
+        return [key for key in self.root if key not in fitting]
 
 
 def _fits(value: Any, leaf: Any) -> bool:
@@ -205,11 +204,6 @@ def _values(spec: Any) -> list[Any]:
     return found
 
 
-def _tensors(input_spec: Any) -> tuple[tuple[Any, torch.dtype], ...]:
-    """The inputs that are tensors, with their dtypes."""
-    return tuple(
-        (key, spec[key].dtype)
-        for spec in (input_spec["full_action_spec"], input_spec["full_state_spec"])
-        for key in _keys(spec)
-        if spec[key].dtype is not None
-    )
+def _tensors(action_spec: Any) -> tuple[tuple[Any, torch.dtype], ...]:
+    """The actions that are tensors, with their dtypes."""
+    return tuple((key, action_spec[key].dtype) for key in _keys(action_spec) if action_spec[key].dtype is not None)

@@ -18,15 +18,13 @@ from torchrl.envs.transforms import Compose, TensorDictPrimer, Transform
 from aioenvs.engine.adapters import Call, Handling, ResetArguments
 from aioenvs.engine.copying import received
 from aioenvs.engine.gym_adapter import GymAdapter
-from aioenvs.engine.layout import Arrays
 from aioenvs.engine.metadata import INPUT, NEXT, ROOT, EnvMetadata
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.through import NO_NAMES, Converter, SeenThrough, has_values_of
-from aioenvs.errors import ResetNeededError
 from aioenvs.integrations.torchrl.specs import from_torchrl
 from aioenvs.specs import Composite, OneHot, TensorSpec
 from aioenvs.storage import tensor_of
-from aioenvs.trees import Key, nested_key
+from aioenvs.trees import Key
 
 __all__ = ["Native", "TorchRLAdapter", "TorchRLGymAdapter", "adapted", "can_see_through"]
 
@@ -83,13 +81,23 @@ class TorchRLAdapter(TensorDictAdapter):
         self._seeds_at_reset = isinstance(_innermost(env), GymLikeEnv)
         self._supports_set_state = bool(getattr(env, "_supports_set_state", False))
         self._in_one = _steps_in_one(env, transforms)
-        self._root: TensorDictBase | None = None  # what is known of the env, which some of its transforms count on
+        self._others: TensorDictBase | None = (
+            None  # what else came of the last step or reset, which transforms may read
+        )
         # TorchRL looks at `done` alone where the root has it and `terminated`.
         self._done_keys = (DONE,) if env._simple_done else self.metadata.done_keys
-        self._rewards = [nested_key(key) for key in self.metadata.reward_keys]
+        self._named = {key[0] for region in (INPUT, NEXT) for key in self._trees[region].leaves}
 
     def _specs_of(self, env: Any, env_index: int) -> tuple[Composite, Composite]:
-        return from_torchrl(env.output_spec), from_torchrl(env.input_spec)  # type: ignore[return-value]
+        output_spec: Any = from_torchrl(env.output_spec)
+        input_spec: Any = from_torchrl(env.input_spec)
+        # A state that is an observation as well has the form of that, as in TorchRL's buffers, whatever a transform
+        # such as `Stack` says of it.
+        observed, states = output_spec["full_observation_spec"], input_spec["full_state_spec"]
+        for key in set(observed.keys(True, True)) & set(states.keys(True, True)):
+            if states[key].shape != observed[key].shape or states[key].dtype != observed[key].dtype:
+                states[key] = observed[key].clone()
+        return output_spec, input_spec
 
     def _describe(self) -> EnvMetadata:
         env = self.env
@@ -107,7 +115,7 @@ class TorchRLAdapter(TensorDictAdapter):
             _told(env),
         )
         described = super()._describe()
-        return dataclasses.replace(described, specs={**described.specs, "torchrl": native})
+        return dataclasses.replace(described, specs={**described.specs, "torchrl": native}, free_states=True)
 
     def _num_seeds(self) -> int:
         env = _innermost(self.env)
@@ -118,25 +126,22 @@ class TorchRLAdapter(TensorDictAdapter):
         seed = kwargs.get("seed")
         if seed is not None:
             self._begin_streams(seed)
-        self._failed = True
+        self.needs_reset = True
         with self._streams, self._grads:
             if seed is not None and not self._seeds_at_reset:
                 self.env.set_seed(kwargs.pop("seed"))
             given = self._given(arguments)
             if given is not None and self._supports_set_state and "set_state" not in kwargs:
                 kwargs["set_state"] = self.env._input_td_has_state(given)
-            self._root = self.env.reset(given, **kwargs)
-            self._write(ROOT, self._root)
-        self._failed = False
+            root = self.env.reset(given, **kwargs)
+            self._write(ROOT, root)
+            self._keep_others(root)
+        self.needs_reset = False
 
     def step(self, maybe_reset: bool) -> bool:
-        if self._failed or self._root is None:
-            raise ResetNeededError(
-                f"env {self.env_index} cannot step: it was not reset yet, or failed since; reset it first"
-            )
-        self._failed = True
+        self._begin_step()
         with self._streams, self._grads:
-            td = self._with_inputs(self._root)
+            td = self._placed(self._root_of_step())
             following = None
             if maybe_reset and self._in_one:
                 td, following = self.env.step_and_maybe_reset(td)
@@ -151,9 +156,9 @@ class TorchRLAdapter(TensorDictAdapter):
                 self._write(ROOT, following)
             else:
                 self._keep_root(written)
-            self._root = outcome.exclude(*self._rewards) if following is None else following
+            self._keep_others(outcome if following is None else following)
         self._settle_streams()
-        self._failed = False
+        self.needs_reset = False
         return done or (maybe_reset and self._in_one)
 
     def _checked(self, region: str, key: Key, td: TensorDictBase, value: Any) -> Any:
@@ -163,20 +168,14 @@ class TorchRLAdapter(TensorDictAdapter):
             value = value.to(spec.dtype)
         return super()._checked(region, key, td, value)
 
-    def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
-        super().bind(arrays, row)
-        leaves = self._trees[INPUT].leaves.keys()
-        at_root = leaves == self._inputs.keys() and all(len(key) == 1 for key in leaves)
-        self._at_root = [(key[0], row) for key, row in self._inputs.items()] if at_root else []
+    def _root_of_step(self) -> TensorDictBase:
+        root = super()._root_of_step()
+        return root if self._others is None else self._others.copy().update(root)
 
-    def _with_inputs(self, root: TensorDictBase) -> TensorDictBase:
-        """What is known of the env, with the inputs of the next step."""
-        if not self._at_root or self.env.device is not None:
-            values = {key: row.clone() for key, row in self._inputs.items()} | self._objects[INPUT]
-            return root.update(self._placed(self._trees[INPUT].build(values)))
-        for name, row in self._at_root:
-            root.set(name, row.clone())
-        return root
+    def _keep_others(self, td: TensorDictBase) -> None:
+        """Keep what has no place among the specs, for the next step."""
+        others = [name for name in list(td.keys()) if name not in self._named]
+        self._others = td.select(*others) if others else None
 
     def perform(self, call: Call) -> Any:
         if call.kind == "call" and "." in call.name:
