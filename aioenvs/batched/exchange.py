@@ -71,9 +71,11 @@ class Exchange:
     @functools.cached_property
     def _inputs(self) -> list[InputLeaf]:
         tree, places, bounds = self._trees[INPUT], self._ledger.inputs, self._ledger.bounds
+        states = Tree.of(self._ledger.specs.full("state")).leaves
         return [
             InputLeaf(
                 key,
+                "state" if key in states else "action",
                 self.envs,
                 spec,
                 tree,
@@ -149,7 +151,8 @@ class Exchange:
             SpecMismatchError: If one has another kind, shape or dtype than the envs' own.
         """
         for region in (ROOT, INPUT) if self.takes_root else (ROOT,):
-            check_fits(td, self._trees[region], self._ledger.trees[region].leaves, len(self.envs))
+            leaves = self._ledger.trees[region].leaves
+            check_fits(td, self._trees[region], leaves, len(self.envs), whole=region == INPUT)
 
     def decide(self, rows: Rows, lends: bool = False, whole: bool = False) -> None:
         """Say where the envs in these rows write next: a command is about to be sent to them, or none of them.

@@ -70,12 +70,14 @@ class GymRules(NamedTuple):
         batches_infos: Whether dicts in these will be batched key by key, so that none may contain itself.
         resets_next: Whether the step after the last one of an episode ignores its input and begins the next episode:
             its outcome is then the observation of the reset, no reward, and no end.
+        scalars: Whether actions of a Box without dims are numpy's scalars rather than arrays.
     """
 
     reward: str = "<f4"
     reports_infos: bool = False
     batches_infos: bool = False
     resets_next: bool = False
+    scalars: bool = False
 
 
 PLAIN_RULES = GymRules()

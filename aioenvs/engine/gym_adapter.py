@@ -96,7 +96,9 @@ class GymRows:
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._row = row
         self._where = arrays[STATUS][WHERE]
-        self._read_action: Reader = reader(self.env.action_space, ACTION, arrays[INPUT], self._objects[INPUT], row)
+        self._read_action: Reader = reader(
+            self.env.action_space, ACTION, arrays[INPUT], self._objects[INPUT], row, scalars=self._rules.scalars
+        )
         self._slots = [self._slot(number, arrays) for number in range(len(SLOTS))]
         self.take_turn(0)
 

@@ -101,7 +101,9 @@ class AioVecEnv(VecEnv):
             max_restarts=max_restarts,
             timeouts=Timeouts(start_timeout, step_timeout, close_timeout),
         )
-        self._vector: Vector | None = Vector(config, Autoreset.SAME_STEP, type(self).__name__, reward="<f4")
+        self._vector: Vector | None = Vector(
+            config, Autoreset.SAME_STEP, type(self).__name__, reward="<f4", by_env=True
+        )
         first = self._vector.envs.descriptions[0]
         try:
             super().__init__(len(factories), first.observation_space, first.action_space)
@@ -138,11 +140,12 @@ class AioVecEnv(VecEnv):
         """Begin a step, for `step_wait` to finish.
 
         Args:
-            actions: One for each env, `(n_envs, *shape)`.
+            actions: One for each env, `(n_envs, *shape)`; for a Dict or Tuple a sequence of actions, or a dict or tuple
+                of such arrays. Two pairs for two envs are an action for each.
 
         Raises:
-            SpecMismatchError: A `ValueError`, if there is not an action for each env, or they do not fit; no env was
-                stepped then.
+            SpecMismatchError: A `ValueError`, and a `TypeError` if it is nothing with an action for each env; or they
+                do not fit. No env was stepped then.
             ConcurrencyError: If a step is under way.
             ClosedError: After `close`.
         """

@@ -237,8 +237,8 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
             Observations, rewards (float64, `(n,)`), terminations and truncations (bool, `(n,)`), and infos.
 
         Raises:
-            SpecMismatchError: A `ValueError`, if there is not an action for each env, or they do not fit; no env was
-                stepped then.
+            SpecMismatchError: A `ValueError`, and a `TypeError` if it is nothing with an action for each env; or they
+                do not fit. No env was stepped then.
             ResetNeededError: If an env was not reset yet, or not since its episode ended and nobody else resets it.
             PendingCallError: If another command is under way.
             VectorClosedError: After `close`.
