@@ -11,9 +11,12 @@ from aioenvs.engine.metadata import EnvMetadata
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import Generators
 
-__all__ = ["INFO", "PLAIN_RULES", "Attribute", "Call", "EnvAdapter", "GymRules", "Handling", "ResetArguments"]
+__all__ = ["FINAL", "INFO", "PLAIN_RULES", "Attribute", "Call", "EnvAdapter", "GymRules", "Handling", "ResetArguments"]
 
-INFO: Key = ()  # where an info is among the objects of a region; no value of a space has that place
+# Where an info is among the objects of a region, and the last observation of an episode as the env has it; no value of
+# a space has these places.
+INFO: Key = ()
+FINAL: Key = ("\0",)
 
 
 class ResetArguments(NamedTuple):
@@ -71,6 +74,8 @@ class GymRules(NamedTuple):
         resets_next: Whether the step after the last one of an episode ignores its input and begins the next episode:
             its outcome is then the observation of the reset, no reward, and no end.
         scalars: Whether actions of a Box without dims are numpy's scalars rather than arrays.
+        keeps_finals: Whether the last observation of an episode, where it is not just what its rows have, is among the
+            objects that travel, at `FINAL`.
     """
 
     reward: str = "<f4"
@@ -78,6 +83,7 @@ class GymRules(NamedTuple):
     batches_infos: bool = False
     resets_next: bool = False
     scalars: bool = False
+    keeps_finals: bool = False
 
 
 PLAIN_RULES = GymRules()
@@ -105,9 +111,17 @@ class EnvAdapter(Protocol):
     """One env behind the worker's commands. Values go through the rows it was bound to.
 
     Where the metadata say that it has coroutines, its reset, step, perform and close return one.
+
+    Attributes:
+        env: The env.
     """
 
     metadata: EnvMetadata
+    env: Any
+
+    @property
+    def core(self) -> Any:
+        """What no other env may share: the env, without what is around it; None if it keeps nothing of its own."""
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         """Take these arrays, by region, and this row of each, for all values of fixed shape."""

@@ -27,6 +27,7 @@ __all__ = [
     "conform",
     "flatten",
     "integer_range",
+    "is_as_read",
     "is_outside",
     "observation_key",
     "reader",
@@ -299,3 +300,16 @@ def reader(space: Any, key: Key, arrays: Arrays, objects: Objects, row: int, *, 
         return lambda: array[row]
     source = array[row, ...]
     return source.copy
+
+
+def is_as_read(space: Any, value: Any) -> bool:
+    """Whether a value of the space that was stored is read back as an object of the same types."""
+    members = children(space)
+    if members is not None:
+        kind = tuple if _kind(space) == "Tuple" else dict
+        return type(value) is kind and all(is_as_read(child, value[name]) for name, child in members)
+    if _kind(space) not in FIXED:
+        return True
+    if _kind(space) == "Discrete":
+        return type(value) is np.dtype(space.dtype).type
+    return type(value) is np.ndarray and value.dtype == space.dtype

@@ -16,6 +16,7 @@ import cloudpickle
 import numpy as np
 
 from aioenvs.engine.adapters import PLAIN_RULES, GymRules, Handling
+from aioenvs.engine.building import refuse_shared
 from aioenvs.engine.failure import capture
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.memory import SharedBlock
@@ -202,6 +203,7 @@ class Worker:
                 _settle_torch(config.num_threads)
                 prepared = True
             self.host.build(env, factory, kwargs)
+        refuse_shared(self.host.cores)
         if not prepared:
             _settle_torch(config.num_threads)
 

@@ -88,6 +88,10 @@ class TorchRLAdapter(TensorDictAdapter):
         self._done_keys = (DONE,) if env._simple_done else self.metadata.done_keys
         self._rewards = [nested_key(key) for key in self.metadata.reward_keys]
 
+    @property
+    def core(self) -> Any:
+        return _innermost(self.env) if self.env.batch_locked else None
+
     def _specs_of(self, env: Any, env_index: int) -> tuple[Composite, Composite]:
         return from_torchrl(env.output_spec), from_torchrl(env.input_spec)  # type: ignore[return-value]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aioenvs.engine.adapters import FINAL
 from aioenvs.engine.copying import received
 from aioenvs.engine.layout import Arrays, Key
 from aioenvs.engine.metadata import NEXT, ROOT
@@ -90,7 +91,9 @@ class ObservationBatch:
         return _assembled(self._space, self._key, lambda key: _own(parts[key][env]))
 
     def final(self, env: int, objects: Objects) -> Any:
-        """The last observation of an env's episode, which its own reset has not touched."""
+        """The last observation of an env's episode, which its own reset has not touched, as the env had it."""
+        if FINAL in objects:
+            return objects[FINAL]
         if self._loose:
             return reader(self._space, self._key, self._arrays[NEXT], objects, env)()
         read = self._readers.get(env)

@@ -119,8 +119,14 @@ class AsyncVector:
         batches_infos: bool = False,
         yields: bool = True,
     ) -> None:
-        resets_next = autoreset is Autoreset.NEXT_STEP
-        rules = GymRules(reward, reports_infos=True, batches_infos=batches_infos, resets_next=resets_next, scalars=True)
+        rules = GymRules(
+            reward,
+            reports_infos=True,
+            batches_infos=batches_infos,
+            resets_next=autoreset is Autoreset.NEXT_STEP,
+            scalars=True,
+            keeps_finals=autoreset is Autoreset.SAME_STEP,
+        )
         self._config = replace(config, rules=rules)
         self.autoreset = autoreset
         self.num_envs = len(config.factories)
