@@ -188,15 +188,14 @@ class ActionBatch:
         return [received(values) for values in inputs]
 
     def _leaf(self, values: Any, key: Key, array: NDArray[Any] | None) -> Any:
-        if not _is_iterable(values):
-            raise self._mismatch(f"{self._num_envs} values at {key!r}, one per env", values, ActionTypeError)
+        kind = SpecMismatchError if _is_iterable(values) else ActionTypeError
         if array is not None:
             try:
                 return conform(values, array.dtype, array.shape, key, "actions", whole=True)
             except SpecMismatchError as error:
-                raise SpecMismatchError(f"{error}; no env was stepped") from error.__cause__
+                raise kind(f"{error}; no env was stepped") from error.__cause__
         if not isinstance(values, Sequence | np.ndarray) or len(values) != self._num_envs:
-            raise self._mismatch(f"{self._num_envs} values at {key!r}, one per env", values)
+            raise self._mismatch(f"{self._num_envs} values at {key!r}, one per env", values, kind)
         return list(values)
 
     def _mismatch(
