@@ -354,16 +354,16 @@ def test_bad_actions_step_nobody(host: str) -> None:
             [1, 2],
             5,
             None,
-            np.array([1.0, 2.0, 3.0]),
+            np.array([True, 2.5, None]),
             np.array([[1], [2], [3]]),
             ["1", "2", "3"],
             [[1], [2, 3], [4]],
         ):
             with pytest.raises(SpecMismatchError, match=r"actions: expected int64 of shape .*no env was stepped"):
                 envs.step(bad)
-        for good in ([1, 2, 3], (1, 2, 3), np.array([1, 2, 3], np.uint8)):
+        for good in ([1, 2, 3], (1, 2, 3), np.array([1, 2, 3], np.uint8), np.array([1.0, 2, 3])):
             observations, *_ = envs.step(good)
-        assert observations[:, 2:].tolist() == [[3, 3], [3, 6], [3, 9]]
+        assert observations[:, 2:].tolist() == [[4, 4], [4, 8], [4, 12]]
 
 
 @pytest.mark.parametrize("host", HOSTS)
