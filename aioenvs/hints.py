@@ -6,7 +6,7 @@ import functools
 import inspect
 from typing import Any, NoReturn, cast
 
-__all__ = ["Instead", "describe"]
+__all__ = ["Instead", "describe", "no_writeback"]
 
 CALLED = ("__iter__", "__aiter__")  # of these, the interpreter drops an error of the look-up, but not one of the call
 
@@ -42,3 +42,15 @@ def describe(value: Any) -> str:
     """What was found in place of something else, with a hint where it was not awaited."""
     found = f"the coroutine of {value.__qualname__}" if inspect.iscoroutine(value) else type(value).__name__
     return f"{found}, which has to be awaited" if inspect.isawaitable(value) else found
+
+
+def no_writeback(env: Any, index: Any, value: Any) -> NoReturn:
+    """The `__setitem__` of a batch: its envs keep their places.
+
+    Raises:
+        NotImplementedError: Always, as TorchRL's do for envs that cannot take over the state of another one.
+    """
+    raise NotImplementedError(
+        f"{type(env).__name__}[{index!r}] = ... is not supported, since envs have no state to write back that all of "
+        "them could take over; set_attr and load_state_dict change what they have"
+    )

@@ -316,7 +316,7 @@ def test_an_observation_that_does_not_fit(space: Space, wrong: Any, found: str, 
     [
         (Box(-1, 1, (2,)), torch.zeros(3), r"expected Bounded.*at \('action',\), found tensor"),
         (Box(-1, 1, (2,)), torch.tensor(1.0), "found tensor"),
-        (Box(-1, 1, (2,), np.int32), torch.zeros(2), "expected int32.* found float32"),
+        (Box(-1, 1, (2,), np.int32), torch.full((2,), 0.5), "expected int32.* found values of float32"),
         (Box(-1, 1, (2,), np.int8), torch.tensor([1, 300]), "do not fit"),
         (Discrete(3), torch.tensor([0, 0, 0]), r"expected OneHot.*found tensor\(\[0, 0, 0\]\)"),
         (Discrete(3), torch.tensor([0, 1, 1]), r"found tensor\(\[0, 1, 1\]\)"),
@@ -333,7 +333,7 @@ def test_an_action_that_does_not_fit(space: Space, action: torch.Tensor, found: 
     assert env.unwrapped.steps == 0
 
 
-@pytest.mark.parametrize("action", [torch.tensor(3), torch.tensor(-1), torch.tensor(1.0)])
+@pytest.mark.parametrize("action", [torch.tensor(3), torch.tensor(-1), torch.tensor(1.5)])
 def test_an_integer_that_is_no_choice(action: torch.Tensor) -> None:
     env = GymWrapper(EchoEnv(Discrete(3)), categorical_action_encoding=True)
     td = env.reset(options={"value": 0})

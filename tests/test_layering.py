@@ -251,7 +251,8 @@ def test_processes_are_made_in_one_place() -> None:
         } & {"fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "popen"}
         if forks or ("multiprocessing" in packages and module not in SENDING):
             makers.add(module)
-    assert makers == FORKING
+    # the last one takes only the class of an error from multiprocessing
+    assert makers == {*FORKING, "aioenvs.integrations.gymnasium.env"}
 
 
 def test_gymnasium_is_optional() -> None:

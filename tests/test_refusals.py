@@ -54,7 +54,6 @@ ACTIONS: list[tuple[Any, torch.Tensor, list[tuple[torch.Tensor, list[str]]]]] = 
         [
             (torch.tensor([0.0, NAN, 1.0]), ["torch.int64", "torch.float32"]),
             (torch.full((3,), NAN, dtype=torch.float64), ["torch.int64", "torch.float64"]),
-            (torch.tensor([True, False, True]), ["torch.int64", "torch.bool"]),
             (torch.zeros(3, dtype=torch.int64, device="meta"), ["on the cpu", "meta"]),
             (torch.tensor([0, 3, 0]), ["integers from 0 to 2", "3 for env 1"]),
             (torch.tensor([0, 0, -(2**63)]), ["integers from 0 to 2", "for env 2"]),

@@ -101,7 +101,7 @@ def test_random_actions_leave_the_envs_own_space_alone() -> None:
 
 @over_own_torch_faces
 @pytest.mark.parametrize(
-    "given", [torch.ones(2, 1), torch.ones(2, 1, dtype=torch.int32), torch.ones(2, 2, dtype=torch.int64)]
+    "given", [torch.full((2, 1), 0.5), torch.full((2, 1), 2.0**63), torch.ones(2, 2, dtype=torch.int64)]
 )
 async def test_states_given_to_a_reset_are_checked(face: TorchFace, given: torch.Tensor) -> None:
     async with face.open(2, GivenEnv) as env:

@@ -25,6 +25,7 @@ from aioenvs.engine.adapters import Call
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool
 from aioenvs.errors import AioEnvsError
+from aioenvs.hints import no_writeback
 from aioenvs.keywords import hints_at_keywords
 from aioenvs.mdp import done_mask, terminated_or_truncated
 from aioenvs.rollout import RolloutOptions, rollout
@@ -54,6 +55,8 @@ class AsyncEnvs(AsyncSteps):
     @abstractmethod
     def __getitem__(self, index: Any) -> AsyncView:
         """A live view of some envs, with the same methods."""
+
+    __setitem__ = no_writeback
 
     @abstractmethod
     async def start(self) -> None:

@@ -75,9 +75,11 @@ class Exchange:
     @functools.cached_property
     def _inputs(self) -> list[InputLeaf]:
         tree, places, bounds = self._trees[INPUT], self._ledger.inputs, self._ledger.bounds
+        states = Tree.of(self._ledger.specs.full("state")).leaves
         return [
             InputLeaf(
                 key,
+                "state" if key in states else "action",
                 self.envs,
                 spec,
                 tree,
@@ -160,7 +162,7 @@ class Exchange:
             leaves = self._ledger.trees[region].leaves
             if region == INPUT and self._ledger.free_states:
                 leaves = {key: spec for key, spec in leaves.items() if key not in self._ledger.free_states}
-            check_fits(td, self._trees[region], leaves, len(self.envs))
+            check_fits(td, self._trees[region], leaves, len(self.envs), whole=region == INPUT)
 
     def decide(self, rows: Rows, lends: bool = False, whole: bool = False) -> None:
         """Say where the envs in these rows write next: a command is about to be sent to them, or none of them.

@@ -13,7 +13,7 @@ from tensordict import NonTensorData, TensorDictBase
 from aioenvs.engine.spaces import integer_range, is_outside
 from aioenvs.errors import SpecMismatchError
 from aioenvs.specs import TensorSpec
-from aioenvs.storage import array_of
+from aioenvs.storage import array_of, cast_exactly, is_convertible
 from aioenvs.trees import ABSENT, Key, Parts, Tree, is_loose, nested_key, objects_of, plain
 
 __all__ = ["Bounds", "InputLeaf", "InputObjects", "Inputs", "Place", "Rows", "check_fits", "selector"]
@@ -58,6 +58,7 @@ class InputLeaf:
 
     Args:
         key: Its path.
+        kind: Whether it is an "action" or a "state".
         envs: The envs of the batch.
         spec: What it must be for one env.
         tree: Where it is in a TensorDict of the batch.
@@ -71,6 +72,7 @@ class InputLeaf:
     def __init__(
         self,
         key: Key,
+        kind: str,
         envs: Sequence[int],
         spec: TensorSpec,
         tree: Tree,
@@ -82,6 +84,7 @@ class InputLeaf:
     ) -> None:
         self.key = key
         self.free = free
+        self._kind = kind
         self._tree = tree
         self._name = key[0] if len(key) == 1 else ""
         self._varies = -1 in spec.shape
@@ -142,11 +145,13 @@ class InputLeaf:
         if value is None:
             value = self._tree.get(td, self.key)
         if not isinstance(value, torch.Tensor):
-            raise missing(td, self.key, value)
+            raise missing(td, self.key, value, self._kind)
         if value.shape != self._shape:
-            raise mismatch(self.key, f"shape {tuple(self._shape)}", f"shape {tuple(value.shape)}")
+            raise self._mismatch(f"shape {tuple(self._shape)}", f"shape {tuple(value.shape)}")
         if value.dtype is not self._dtype:
-            raise mismatch(self.key, f"dtype {self._dtype}", f"dtype {value.dtype}")
+            if own is not None and not arrived and self._target is not None and is_convertible(value, self._dtype):
+                return array_of(value)  # which changes as it is stored, once `check_arrived` has looked at it
+            value = self._converted(value, rows)
         if self._target is None:
             return value
         if not value.is_cpu:
@@ -167,8 +172,10 @@ class InputLeaf:
             value: What `check` returned.
 
         Raises:
-            SpecMismatchError: If it has the wrong range.
+            SpecMismatchError: If it has the wrong range, or numbers of another dtype that are not whole.
         """
+        if isinstance(value, np.ndarray) and value.dtype != self._target:
+            value = array_of(self._converted(torch.from_numpy(value)))
         if self._bounds is not None and isinstance(value, np.ndarray) and value.size:
             self._check_range(value, self._bounds, None)
 
@@ -183,29 +190,33 @@ class InputLeaf:
         try:
             return array_of(torch.broadcast_to(value.detach().to("cpu", self._dtype), self._shape))
         except (AttributeError, RuntimeError) as error:
-            raise mismatch(
-                self.key, f"a tensor that can be broadcast to shape {tuple(self._shape)}", _found(value)
-            ) from error
+            expected = f"a tensor that can be broadcast to shape {tuple(self._shape)}"
+            raise self._mismatch(expected, _found(value)) from error
 
     def _check_one(self, td: TensorDictBase, fetched: torch.Tensor | None) -> Any:
         value = self._tree.get(td, self.key) if fetched is None else fetched
         if value is ABSENT or isinstance(value, Parts):
             return value
         if not isinstance(value, torch.Tensor):
-            raise missing(td, self.key, value)
+            raise missing(td, self.key, value, self._kind)
         sizes = zip(self._shape[1:], value.shape, strict=False)
-        if (
-            value.dtype is not self._dtype
-            or value.ndim != len(self._shape) - 1
-            or any(a not in (b, -1) for a, b in sizes)
-        ):
+        if value.ndim != len(self._shape) - 1 or any(a not in (b, -1) for a, b in sizes):
             expected = f"{self._dtype} of shape {tuple(self._shape[1:])}"
-            raise mismatch(self.key, expected, f"{value.dtype} of shape {tuple(value.shape)}")
-        return value
+            raise self._mismatch(expected, f"{value.dtype} of shape {tuple(value.shape)}")
+        return value if value.dtype is self._dtype else self._converted(value)
+
+    def _converted(self, value: torch.Tensor, rows: Rows = None) -> torch.Tensor:
+        """The value in the dtype of the spec, if no number in these rows changes by it, as that of 1.0 for 1."""
+        if cast_exactly(value if rows is None else value[rows], self._dtype) is None:
+            raise self._mismatch(f"dtype {self._dtype}", f"dtype {value.dtype}")
+        return value.detach().to(self._dtype)
+
+    def _mismatch(self, expected: str, found: str) -> SpecMismatchError:
+        return mismatch(self.key, expected, found, self._kind)
 
     def _fetched(self, value: torch.Tensor) -> torch.Tensor:
         if self._device is None or self._device.type != value.device.type:
-            raise mismatch(self.key, f"a tensor on {self._device or 'the cpu'}", f"one on {value.device}")
+            raise self._mismatch(f"a tensor on {self._device or 'the cpu'}", f"one on {value.device}")
         return value.cpu()
 
     def _check_range(self, array: NDArray[Any], bounds: Bounds, rows: Rows) -> None:
@@ -218,7 +229,7 @@ class InputLeaf:
         wrong = np.unique(np.argwhere(outside)[:, 0])
         for row in wrong if rows is None else np.intersect1d(wrong, rows):
             lowest, highest = (_told(np.broadcast_to(bound, array.shape)[row]) for bound in (low, high - 1))
-            raise mismatch(self.key, f"integers from {lowest} to {highest}", f"{array[row]} for env {self._envs[row]}")
+            raise self._mismatch(f"integers from {lowest} to {highest}", f"{array[row]} for env {self._envs[row]}")
 
 
 class InputObjects:
@@ -289,7 +300,9 @@ def selector(members: Rows) -> Any:
     return members
 
 
-def check_fits(td: TensorDictBase, tree: Tree, leaves: Mapping[Key, TensorSpec], count: int) -> None:
+def check_fits(
+    td: TensorDictBase, tree: Tree, leaves: Mapping[Key, TensorSpec], count: int, *, whole: bool = False
+) -> None:
     """Refuse entries for a region that its rows could not keep; those that are missing are no matter.
 
     Args:
@@ -297,6 +310,7 @@ def check_fits(td: TensorDictBase, tree: Tree, leaves: Mapping[Key, TensorSpec],
         tree: Where the leaves are in it.
         leaves: What each must be for one env.
         count: How many envs there are.
+        whole: Whether another dtype will do if no number changes by it, as in a step.
 
     Raises:
         SpecMismatchError: If one has another kind, shape or dtype.
@@ -311,7 +325,9 @@ def check_fits(td: TensorDictBase, tree: Tree, leaves: Mapping[Key, TensorSpec],
         found = _form(value.dtype, value.shape) if isinstance(value, torch.Tensor) else None
         if found is None:
             raise SpecMismatchError(f"{nested_key(key)!r}: expected {expected}, found {type(value).__name__}")
-        if found != expected:
+        if found == expected:
+            continue
+        if not whole or value.shape != (count, *spec.shape) or cast_exactly(value, spec.dtype) is None:
             raise SpecMismatchError(f"{nested_key(key)!r}: expected {expected}, found {found}; no env was asked")
 
 
@@ -319,12 +335,13 @@ def _form(dtype: Any, shape: Sequence[int]) -> str:
     return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
 
 
-def missing(td: TensorDictBase, key: Key, value: Any) -> SpecMismatchError:
+def missing(td: TensorDictBase, key: Key, value: Any, kind: str = "action") -> SpecMismatchError:
     """The error for an input that is not there, or not a tensor."""
     found = f"the keys {sorted(map(str, td.keys(True, True)))!r}" if value is None else type(value).__name__
-    return mismatch(key, "a value for every env, as rand_action(td) would set", found)
+    source = "rand_action(td) would set" if kind == "action" else "a reset or the step before gives"
+    return mismatch(key, f"a value for every env, as {source}", found, kind)
 
 
-def mismatch(key: Key, expected: str, found: str) -> SpecMismatchError:
+def mismatch(key: Key, expected: str, found: str, kind: str = "action") -> SpecMismatchError:
     """The error for an input that does not fit."""
-    return SpecMismatchError(f"action {nested_key(key)!r}: expected {expected}, found {found}; no env was stepped")
+    return SpecMismatchError(f"{kind} {nested_key(key)!r}: expected {expected}, found {found}; no env was stepped")

@@ -16,7 +16,7 @@ from aioenvs.batched.owner import AsyncBatchedEnv
 from aioenvs.batched.steps import AsyncSteps
 from aioenvs.batched.views import AsyncView
 from aioenvs.engine.driving import awaited
-from aioenvs.hints import Instead
+from aioenvs.hints import Instead, no_writeback
 from aioenvs.rollout import Steps
 from aioenvs.specs import Composite
 
@@ -244,6 +244,8 @@ class BatchedEnvBase(Forwarding):
     @documented_by(AsyncBatchedEnv.__getitem__)
     def __getitem__(self, index: Any) -> View:
         return View(self, self._env[index])
+
+    __setitem__ = no_writeback
 
     __aenter__ = Instead("is entered by `with`; for `async with` there are AsyncParallelEnv and AsyncSerialEnv")
 

@@ -11,7 +11,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from aioenvs.batched.exchange import Rows
 from aioenvs.engine.adapters import ResetArguments
-from aioenvs.engine.seeding import seed_chain
+from aioenvs.engine.seeding import as_python, seed_chain
 from aioenvs.errors import describe_envs
 from aioenvs.hints import describe
 from aioenvs.mdp import flat_key, reset_mask
@@ -273,6 +273,8 @@ def reset_arguments(
     arguments: dict[int, dict[str, Any]] = {}
     for row, env in enumerate(counts):
         own = shared | ({} if seeds is None else {"seed": seeds[env]}) | dict(each[row] if each is not None else {})
+        if "seed" in own:
+            own["seed"] = as_python(own["seed"])
         if own:
             arguments[env] = own
     return arguments

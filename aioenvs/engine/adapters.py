@@ -13,6 +13,7 @@ from aioenvs.engine.streams import Generators
 
 __all__ = [
     "CALLERS",
+    "FINAL",
     "INFO",
     "PLAIN_RULES",
     "Attribute",
@@ -23,7 +24,10 @@ __all__ = [
     "ResetArguments",
 ]
 
-INFO: Key = ()  # where an info is among the objects of a region; no value of a space has that place
+# Where an info is among the objects of a region, and the last observation of an episode as the env has it; no value of
+# a space has these places.
+INFO: Key = ()
+FINAL: Key = ("\0",)
 CALLERS: Key = ()  # where the root that the caller has of an env is among the objects of its input, if it is shown that
 
 
@@ -81,12 +85,17 @@ class GymRules(NamedTuple):
         batches_infos: Whether dicts in these will be batched key by key, so that none may contain itself.
         resets_next: Whether the step after the last one of an episode ignores its input and begins the next episode:
             its outcome is then the observation of the reset, no reward, and no end.
+        scalars: Whether actions of a Box without dims are numpy's scalars rather than arrays.
+        keeps_finals: Whether the last observation of an episode, where it is not just what its rows have, is among the
+            objects that travel, at `FINAL`.
     """
 
     reward: str = "<f4"
     reports_infos: bool = False
     batches_infos: bool = False
     resets_next: bool = False
+    scalars: bool = False
+    keeps_finals: bool = False
 
 
 PLAIN_RULES = GymRules()
@@ -117,12 +126,18 @@ class EnvAdapter(Protocol):
 
     Attributes:
         metadata: What the env says of itself.
+        env: The env.
         needs_reset: Whether it refuses to step: it failed, was cancelled or was replaced since its last reset. One that
             was never reset does not.
     """
 
     metadata: EnvMetadata
+    env: Any
     needs_reset: bool
+
+    @property
+    def core(self) -> Any:
+        """What no other env may share: the env, without what is around it; None if it keeps nothing of its own."""
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         """Take these arrays, by region, and this row of each, for all values of fixed shape."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aioenvs.engine.adapters import EnvAdapter, Handling
@@ -12,9 +12,9 @@ from aioenvs.engine.agents import has_agents, refuse_turns
 from aioenvs.engine.coroutines import CoroutineAdapter, has_coroutines, refuse_coroutines
 from aioenvs.engine.gym_adapter import GymAdapter
 from aioenvs.engine.pettingzoo_adapter import PettingZooAdapter
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, describe_envs
 
-__all__ = ["adapt", "build"]
+__all__ = ["adapt", "build", "refuse_shared"]
 
 
 def build(factory: Any, kwargs: Mapping[str, Any], env_index: int, handling: Handling) -> EnvAdapter:
@@ -35,6 +35,27 @@ def build(factory: Any, kwargs: Mapping[str, Any], env_index: int, handling: Han
     import gymnasium
 
     return adapt(gymnasium.make(factory, **kwargs), env_index, handling)
+
+
+def refuse_shared(cores: Iterable[tuple[int, Any]]) -> None:
+    """Refuse envs of one process that are one object, since each row of a batch needs an env of its own.
+
+    Args:
+        cores: The index of each env, and its core; see `EnvAdapter`.
+
+    Raises:
+        ValueError: If two have the same; the message names all that have.
+    """
+    sharing: dict[int, tuple[Any, list[int]]] = {}
+    for env, core in cores:
+        if core is not None:
+            sharing.setdefault(id(core), (core, []))[1].append(env)
+    for core, envs in sharing.values():
+        if len(envs) > 1:
+            raise ValueError(
+                f"{describe_envs(envs)} are one and the same instance of {type(core).__name__}; a factory must make "
+                "another env each time it is called, as `lambda: make()` does, and `lambda: env` does not"
+            )
 
 
 def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:

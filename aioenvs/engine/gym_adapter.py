@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -10,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aioenvs.engine.adapters import INFO, PLAIN_RULES, Attribute, Call, GymRules, ResetArguments
-from aioenvs.engine.copying import received, received_dict
+from aioenvs.engine.adapters import FINAL, INFO, PLAIN_RULES, Attribute, Call, GymRules, ResetArguments
+from aioenvs.engine.copying import copied, received, received_dict
 from aioenvs.engine.infos import check_ends
 from aioenvs.engine.layout import Arrays, Key, Leaf
 from aioenvs.engine.metadata import (
@@ -27,7 +28,18 @@ from aioenvs.engine.metadata import (
     EnvMetadata,
     find_collision,
 )
-from aioenvs.engine.spaces import Objects, Reader, SpaceLeaf, Writer, flatten, observation_key, reader, writer
+from aioenvs.engine.seeding import as_python
+from aioenvs.engine.spaces import (
+    Objects,
+    Reader,
+    SpaceLeaf,
+    Writer,
+    flatten,
+    is_as_read,
+    observation_key,
+    reader,
+    writer,
+)
 from aioenvs.engine.streams import Generators, TrialStreams
 from aioenvs.errors import SpecMismatchError, reset_needed
 
@@ -36,6 +48,7 @@ __all__ = ["DONE_KEYS", "METHODS", "REWARD_KEY", "GymAdapter", "GymRows", "refus
 ACTION: Key = ("action",)
 REWARD_KEY: Key = ("reward",)
 METHODS = ("reset", "step")
+WRAPPING = ("gymnasium", "pettingzoo", "aioenvs")
 DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
 
 
@@ -89,6 +102,12 @@ class GymRows:
         self._resets_now = False  # in place of the next step
         self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
 
+    @property
+    def core(self) -> Any:
+        """See `EnvAdapter`; what is no env of Gymnasium or PettingZoo may mean something else by `unwrapped`."""
+        is_theirs = any(cls.__module__.partition(".")[0] in WRAPPING for cls in type(self.env).__mro__)
+        return getattr(self.env, "unwrapped", self.env) if is_theirs else self.env
+
     def _described(self) -> EnvMetadata:
         """What the env says of itself."""
         return _describe(self.env, self._who, self._rules.reward)
@@ -96,7 +115,9 @@ class GymRows:
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._row = row
         self._where = arrays[STATUS][WHERE]
-        self._read_action: Reader = reader(self.env.action_space, ACTION, arrays[INPUT], self._objects[INPUT], row)
+        self._read_action: Reader = reader(
+            self.env.action_space, ACTION, arrays[INPUT], self._objects[INPUT], row, scalars=self._rules.scalars
+        )
         self._slots = [self._slot(number, arrays) for number in range(len(SLOTS))]
         self.take_turn(0)
 
@@ -121,6 +142,8 @@ class GymRows:
     def _before_reset(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """What the env's own reset gets."""
         self.needs_reset, self._resets_now = True, False  # until its result has come
+        if "seed" in kwargs and type(kwargs["seed"]) is not int:
+            kwargs = {**kwargs, "seed": as_python(kwargs["seed"])}
         if self._seed is not None and "seed" not in kwargs:
             kwargs = {**kwargs, "seed": self._seed}
         if kwargs.get("seed") is not None:
@@ -187,6 +210,8 @@ class GymRows:
         self._where[row] = self._in_next
         if self._reports_infos:
             self._note(NEXT, info)
+        if self._rules.keeps_finals:
+            self._keep_final(observation, done)
         self.needs_reset = False
         self._resets_now = done and self._resets_next
         return done
@@ -201,6 +226,14 @@ class GymRows:
             self._objects[region][INFO] = received_dict(info)  # the env may reuse it
         else:
             self._objects[region].pop(INFO, None)
+
+    def _keep_final(self, observation: Any, done: bool) -> None:
+        """Keep a copy of an episode's last observation until the outcome goes out, if the rows have something else."""
+        kept = self._objects[NEXT]
+        kept.pop(FINAL, None)
+        if done and not is_as_read(self.env.observation_space, observation):
+            with contextlib.suppress(Exception):  # of what cannot be copied there is what the rows have
+                kept[FINAL] = copied(observation)
 
     def _bad_result(self, expected: str, result: Any) -> SpecMismatchError:
         hint = ""

@@ -166,6 +166,16 @@ class EnvHost:
         return len(self._envs)
 
     @property
+    def envs(self) -> list[Any]:
+        """The envs themselves."""
+        return [adapter.env for _, adapter in self._envs]
+
+    @property
+    def cores(self) -> list[tuple[int, Any]]:
+        """The index of each env, and its core; see `EnvAdapter`."""
+        return [(env, adapter.core) for env, adapter in self._envs]
+
+    @property
     def metadata(self) -> list[EnvMetadata]:
         """What each env says of itself."""
         return [adapter.metadata for _, adapter in self._envs]

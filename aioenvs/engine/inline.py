@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from aioenvs.engine.adapters import PLAIN_RULES, Call, GymRules, Handling, ResetArguments
+from aioenvs.engine.building import refuse_shared
 from aioenvs.engine.concurrency import ConcurrentHost
 from aioenvs.engine.copying import arguments, received
 from aioenvs.engine.deadlines import Deadline, outlast
@@ -62,6 +63,11 @@ class InlinePool(Pool):
         self._gate = threading.Lock()  # between commands that begin and the end of all
         self._at_work: list[int] = []  # the threads that are inside envs without coroutines
 
+    @property
+    def envs(self) -> list[Any]:
+        """The envs themselves, once it was started."""
+        return self._host.envs
+
     async def start(self) -> None:
         try:
             for env, (factory, kwargs) in enumerate(zip(self._factories, self._kwargs, strict=True)):
@@ -71,6 +77,7 @@ class InlinePool(Pool):
                     failure = factory_error(env, summary(error), envs=[env])
                     failure.__cause__ = error
                     raise advised(failure) from error
+            refuse_shared(self._host.cores)
             buffer = self._lay_out(self._host.metadata, own_memory)
             self._host.attach(self._places, buffer)
             if self._host.has_coroutines:

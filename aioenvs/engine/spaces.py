@@ -27,6 +27,7 @@ __all__ = [
     "conform",
     "flatten",
     "integer_range",
+    "is_as_read",
     "is_outside",
     "observation_key",
     "reader",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 PLAIN_INTEGERS = (int, np.int64)
+BEYOND = np.float64(2**63)  # what int64 holds
 FIXED = frozenset({"Box", "Discrete", "MultiDiscrete", "MultiBinary"})
 
 Objects = dict[Key, Any]
@@ -219,7 +221,9 @@ def _scalar_writer(array: NDArray[Any], key: Key, row: int, who: str) -> Writer:
     return write
 
 
-def conform(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], key: Key, who: str = "") -> NDArray[Any]:
+def conform(
+    value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], key: Key, who: str = "", *, whole: bool = False
+) -> NDArray[Any]:
     """The value as an array of exactly this dtype and shape, if nothing is lost but float precision.
 
     Args:
@@ -228,6 +232,7 @@ def conform(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], key: Key, 
         shape: Which shape.
         key: Where the value stands, for messages.
         who: Whose value it is, for messages.
+        whole: Whether floats that are whole numbers may stand for integers, as those of a network do in actions.
 
     Raises:
         SpecMismatchError: If the shape differs, the kind differs (floats for integers), an integer does not fit,
@@ -240,14 +245,16 @@ def conform(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], key: Key, 
         raise SpecMismatchError(f"{expected}, found a ragged {type(value).__name__}") from error
     if found.dtype.kind == "f" and dtype.kind == "u":
         found = _unsigned(value, found)
-    integers = found.dtype.kind in "iu" and dtype.kind in "iu"  # whether their values fit is seen below
-    if found.shape != shape or not (integers or np.can_cast(found.dtype, dtype, "same_kind")):
+    kinds = "iuf" if whole else "iu"
+    numbers = found.dtype.kind in kinds and dtype.kind in "iu"  # whether their values fit is seen below
+    if found.shape != shape or not (numbers or np.can_cast(found.dtype, dtype, "same_kind")):
         what = f"{value!r}" if found.dtype == object else f"{found.dtype} of shape {found.shape}"
         raise SpecMismatchError(f"{expected}, found {what}")
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         cast = found.astype(dtype)
     if dtype.kind in "iu":
-        fits = np.array_equal(cast, found)
+        # what is beyond becomes another number, which may be the same again as a float
+        fits = np.array_equal(cast, found) and (found.dtype.kind != "f" or bool((abs(found) < BEYOND).all()))
     else:
         fits = dtype.kind != "f" or np.array_equal(np.isfinite(cast), np.isfinite(found))
     if not fits:
@@ -267,18 +274,42 @@ def _prefix(who: str) -> str:
     return f"{who}: " if who else ""
 
 
-def reader(space: Any, key: Key, arrays: Arrays, objects: Objects, row: int) -> Reader:
-    """A function that returns the value last stored for this env, as the space's own `sample` would."""
+def reader(space: Any, key: Key, arrays: Arrays, objects: Objects, row: int, *, scalars: bool = False) -> Reader:
+    """A function that returns the value last stored for this env, as the space's own `sample` would.
+
+    Args:
+        space: The space.
+        key: Where it stands.
+        arrays: With the leaves of fixed shape.
+        objects: With the others.
+        row: Of the arrays.
+        scalars: Whether numbers of a Box without dims are numpy's scalars, as iterating over a batch of them has it.
+    """
     members = children(space)
     if members is not None:
-        parts = [(name, reader(child, (*key, str(name)), arrays, objects, row)) for name, child in members]
+        parts = [
+            (name, reader(child, (*key, str(name)), arrays, objects, row, scalars=scalars)) for name, child in members
+        ]
         if _kind(space) == "Tuple":
             return lambda: tuple(read() for _, read in parts)
         return lambda: {name: read() for name, read in parts}
     array = arrays.get(key)
     if array is None:
         return lambda: objects[key]
-    if _kind(space) == "Discrete":
+    if _kind(space) == "Discrete" or (scalars and array.ndim == 1):
         return lambda: array[row]
     source = array[row, ...]
     return source.copy
+
+
+def is_as_read(space: Any, value: Any) -> bool:
+    """Whether a value of the space that was stored is read back as an object of the same types."""
+    members = children(space)
+    if members is not None:
+        kind = tuple if _kind(space) == "Tuple" else dict
+        return type(value) is kind and all(is_as_read(child, value[name]) for name, child in members)
+    if _kind(space) not in FIXED:
+        return True
+    if _kind(space) == "Discrete":
+        return type(value) is np.dtype(space.dtype).type
+    return type(value) is np.ndarray and value.dtype == space.dtype

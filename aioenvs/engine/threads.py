@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from aioenvs.engine.adapters import PLAIN_RULES, GymRules, Handling
 from aioenvs.engine.answering import AnsweringPool, all_or_none
 from aioenvs.engine.beside import PlainThread
+from aioenvs.engine.building import refuse_shared
 from aioenvs.engine.concurrency import Batch, ConcurrentHost
 from aioenvs.engine.copying import arguments, received
 from aioenvs.engine.failure import factory_error, passable, summary
@@ -171,6 +172,11 @@ class HostThread:
         if self._thread.ident is not None:
             self._thread.join()
 
+    @property
+    def cores(self) -> list[tuple[int, Any]]:
+        """See `EnvHost`; of envs that are built."""
+        return self._host.cores
+
     # -- in the thread ----------------------------------------------------------------------------------
 
     def _live(self) -> None:
@@ -301,6 +307,7 @@ class ThreadPool(AnsweringPool):
             for group in self.groups
         ]
         found = await all_or_none(self._start_thread(thread) for thread in self._threads)
+        refuse_shared(pair for thread in self._threads for pair in thread.cores)
         buffer = self._lay_out([description for own in found for description in own], own_memory)
         places = self._places
         await asyncio.gather(

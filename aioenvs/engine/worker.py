@@ -17,6 +17,7 @@ import numpy as np
 
 from aioenvs.engine import passing, returning
 from aioenvs.engine.adapters import PLAIN_RULES, GymRules, Handling
+from aioenvs.engine.building import refuse_shared
 from aioenvs.engine.failure import capture
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.memory import SharedBlock
@@ -208,6 +209,7 @@ class Worker:
                 _settle_torch(config.num_threads)
                 prepared = True
             self.host.build(env, factory, kwargs)
+        refuse_shared(self.host.cores)
         if not prepared:
             _settle_torch(config.num_threads)
         if config.replaces:

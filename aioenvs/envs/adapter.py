@@ -88,6 +88,11 @@ class TensorDictAdapter:
         # reset in a way of their own.
         self._in_one = getattr(type(env), "step_and_maybe_reset", None) is not EnvBase.step_and_maybe_reset
 
+    @property
+    def core(self) -> Any:
+        """See `EnvAdapter`; one that takes any batch has all of its state in TensorDicts."""
+        return self.env if self.env.batch_locked else None
+
     def _specs_of(self, env: Any, env_index: int) -> tuple[Composite, Composite]:
         """The output and the input spec of an env.
 

@@ -155,6 +155,10 @@ class SeenThrough(TensorDictAdapter):
         ]
         self._inner.bind(own, 0)
 
+    @property
+    def core(self) -> Any:
+        return self._inner.core
+
     def take_turn(self, turn: int) -> None:
         super().take_turn(turn)
         self._inner.take_turn(turn)

@@ -21,7 +21,8 @@ from aioenvs.engine.streams import Generators
 from aioenvs.envs.base import EnvBase
 from aioenvs.errors import SpecMismatchError
 from aioenvs.peers import hint_at, not_for_transforms
-from aioenvs.specs import Bounded, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
+from aioenvs.specs import Bounded, NonTensor, TensorSpec, Unbounded
+from aioenvs.storage import cast_exactly, is_convertible
 from aioenvs.trees import nested_key, non_tensor
 
 __all__ = ["EnvWrapper"]
@@ -99,13 +100,15 @@ class EnvWrapper(EnvBase):
             raise self._mismatch(spec, key, repr(value))
         shape = array.shape[1:]
         if isinstance(spec, Bounded | Unbounded):
-            array[0] = conform(spec.to_numpy(value).reshape(shape), array.dtype, shape, key, self._who)
+            given = spec.to_numpy(value).reshape(shape)
+            array[0] = conform(given, array.dtype, shape, key, self._who, whole=True)
             return
         dtype: Any = spec.dtype
-        whole = isinstance(spec, OneHot | MultiOneHot) or torch.can_cast(value.dtype, dtype)
-        if not whole or not spec.is_in(value.to(dtype)):
+        exact = is_convertible(value, dtype) or not torch.can_cast(value.dtype, dtype)
+        whole = cast_exactly(value, dtype) if exact else value.to(dtype)
+        if whole is None or not spec.is_in(whole):
             raise self._mismatch(spec, key, repr(value))
-        array[0] = np.reshape(spec.to_numpy(value), shape)
+        array[0] = np.reshape(spec.to_numpy(whole), shape)
 
     def _mismatch(self, spec: TensorSpec, key: Key, found: str) -> SpecMismatchError:
         return SpecMismatchError(f"{self!r}: expected {spec!r} at {key!r}, found {found}")

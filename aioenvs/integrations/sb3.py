@@ -18,6 +18,7 @@ from typing import Any
 from aioenvs.batched.config import BatchConfig
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
+from aioenvs.engine.seeding import integer_seed
 from aioenvs.errors import ClosedError, ConcurrencyError
 from aioenvs.integrations import explained
 from aioenvs.integrations.vectors.blocking import Vector, one_each
@@ -34,6 +35,8 @@ except ModuleNotFoundError as error:
 
 __all__ = ["AioVecEnv"]
 
+ELSEWHERE = "; they are where its workers are, which get_attr and env_method ask (backend='serial' has them here)"
+
 Indices = int | Iterable[int] | None
 
 
@@ -42,7 +45,7 @@ class AioVecEnv(VecEnv):
 
     Results are what `DummyVecEnv` returns: a finished env is reset in the same step, and its info has
     `terminal_observation`; rewards are float32. What an env, or the death of its worker, raises comes out as the errors
-    of aioenvs do.
+    of aioenvs do. With `backend="serial"`, `envs` has the env objects, as that of `DummyVecEnv`.
 
     Args:
         env_fns: A callable for each env; or one, or a Gymnasium id, for all of `n_envs`.
@@ -101,7 +104,11 @@ class AioVecEnv(VecEnv):
             max_restarts=max_restarts,
             timeouts=Timeouts(start_timeout, step_timeout, close_timeout),
         )
-        self._vector: Vector | None = Vector(config, Autoreset.SAME_STEP, type(self).__name__, reward="<f4")
+        self._vector: Vector | None = Vector(
+            config, Autoreset.SAME_STEP, type(self).__name__, reward="<f4", by_env=True
+        )
+        if (hosted := self._vector.hosted) is not None:
+            self.envs = hosted
         first = self._vector.envs.descriptions[0]
         try:
             super().__init__(len(factories), first.observation_space, first.action_space)
@@ -134,15 +141,31 @@ class AioVecEnv(VecEnv):
         self._reset_options()
         return resets.observations
 
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Set the seeds of the next reset: that of the first env, from which the others follow by ones.
+
+        Args:
+            seed: A number of Python, numpy or torch, of which the envs get Python's; None to draw one.
+
+        Returns:
+            The seed of each env.
+
+        Raises:
+            TypeError: If it is no integer.
+            ValueError: If it is negative.
+        """
+        return super().seed(None if seed is None else integer_seed(seed))
+
     def step_async(self, actions: Any) -> None:
         """Begin a step, for `step_wait` to finish.
 
         Args:
-            actions: One for each env, `(n_envs, *shape)`.
+            actions: One for each env, `(n_envs, *shape)`; for a Dict or Tuple a sequence of actions, or a dict or tuple
+                of such arrays. Two pairs for two envs are an action for each.
 
         Raises:
-            SpecMismatchError: A `ValueError`, if there is not an action for each env, or they do not fit; no env was
-                stepped then.
+            SpecMismatchError: A `ValueError`, and a `TypeError` if it is nothing with an action for each env; or they
+                do not fit. No env was stepped then.
             ConcurrencyError: If a step is under way.
             ClosedError: After `close`.
         """
@@ -297,7 +320,7 @@ class AioVecEnv(VecEnv):
         Raises:
             AttributeError: Always.
         """
-        raise lacking(self, name)
+        raise lacking(self, name, ELSEWHERE if name == "envs" else "")
 
     # -- the end ----------------------------------------------------------------------------------------
 

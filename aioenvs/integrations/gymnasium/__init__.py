@@ -9,9 +9,17 @@ Neither this process nor a worker imports torch for it.
 from aioenvs.integrations import explained
 
 try:
-    from aioenvs.integrations.gymnasium.env import AioVectorEnv, PendingCallError, VectorClosedError
+    from aioenvs.integrations.gymnasium.env import AioVectorEnv, CallTimeoutError, PendingCallError, VectorClosedError
     from aioenvs.integrations.gymnasium.making import make_vec, register, vector_spec
 except ModuleNotFoundError as error:
     raise explained(error, "gym") from error
 
-__all__ = ["AioVectorEnv", "PendingCallError", "VectorClosedError", "make_vec", "register", "vector_spec"]
+__all__ = [
+    "AioVectorEnv",
+    "CallTimeoutError",
+    "PendingCallError",
+    "VectorClosedError",
+    "make_vec",
+    "register",
+    "vector_spec",
+]

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aioenvs.engine.seeding import as_python, integer_seed
+
 __all__ = ["check_concurrency", "seeds_of", "split_options", "start_method"]
 
 
@@ -45,21 +47,14 @@ def seeds_of(seed: Any, num_envs: int) -> list[int | None]:
     """
     if seed is None:
         return [None] * num_envs
-    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
-        return [_seed(int(seed) + env) for env in range(num_envs)]
-    if not isinstance(seed, Sequence | np.ndarray) or isinstance(seed, str | bytes):
+    first = as_python(seed)
+    if type(first) is int:
+        return [integer_seed(first + env) for env in range(num_envs)]
+    if (not isinstance(seed, Sequence) and getattr(seed, "shape", ()) == ()) or isinstance(seed, str | bytes):
         raise TypeError(f"a seed must be an integer, a list with one for each env, or None, got {seed!r}")
     if len(seed) != num_envs:
         raise ValueError(f"expected {num_envs} seeds, one per env, found {len(seed)}: {seed!r}")
-    return [None if each is None else _seed(each) for each in seed]
-
-
-def _seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise TypeError(f"a seed must be an integer or None, got {seed!r}")
-    if seed < 0:
-        raise ValueError(f"a seed must not be negative, got {seed}")
-    return int(seed)
+    return [None if each is None else integer_seed(each) for each in seed]
 
 
 def split_options(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from aioenvs.batched.config import BatchConfig
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
-from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError
+from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError, WorkerTimeoutError
 from aioenvs.integrations.gymnasium.arguments import check_concurrency, seeds_of, split_options, start_method
 from aioenvs.integrations.vectors.blocking import Vector, one_each
 from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
@@ -31,8 +33,9 @@ except ImportError as error:
         f"aioenvs.integrations.gymnasium needs Gymnasium 1.1 or later, found {gymnasium.__version__}"
     ) from error
 
-__all__ = ["AioVectorEnv", "PendingCallError", "VectorClosedError"]
+__all__ = ["AioVectorEnv", "CallTimeoutError", "PendingCallError", "VectorClosedError"]
 
+ELSEWHERE = "; they are where its workers are, which get_attr and call ask (backend='serial' has them here)"
 COMMANDS = ("reset", "step", "close")  # which have methods of their own
 
 StepResult = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -45,6 +48,10 @@ class PendingCallError(ConcurrencyError, AlreadyPendingCallError):
         AlreadyPendingCallError.__init__(self, message, name)
 
 
+class CallTimeoutError(WorkerTimeoutError, multiprocessing.TimeoutError):
+    """Envs did not answer in time: what Gymnasium raises then, which is no `TimeoutError`, as well."""
+
+
 class VectorClosedError(ClosedError, ClosedEnvironmentError):
     """The envs were used after `close`."""
 
@@ -55,7 +62,8 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
     Results are what `gymnasium.vector.SyncVectorEnv` returns: observations and flags of the same dtypes and shapes,
     float64 rewards, and infos batched as Gymnasium documents it, but without changing a value on the way. Actions of
     another dtype than the space's are converted where that keeps their values. What an env, or the death of its worker,
-    raises comes out as the errors of aioenvs do.
+    raises comes out as the errors of aioenvs do. With `backend="serial"`, `envs` has the env objects, as that of
+    `SyncVectorEnv`.
 
     Args:
         env_fns: A callable for each env; or one, a Gymnasium id or an `EnvSpec` for all of `num_envs`.
@@ -138,8 +146,15 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
             timeouts=Timeouts(start_timeout, step_timeout, close_timeout),
         )
         self._vector: Vector | None = Vector(
-            config, Autoreset[self.autoreset_mode.name], type(self).__name__, copy=copy, batches_infos=True
+            config,
+            Autoreset[self.autoreset_mode.name],
+            type(self).__name__,
+            CallTimeoutError,
+            copy=copy,
+            batches_infos=True,
         )
+        if (hosted := self._vector.hosted) is not None:
+            self.envs = hosted
         try:
             self._describe()
         except BaseException:
@@ -220,7 +235,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
 
         Raises:
             NoAsyncCallError: If none is under way.
-            WorkerTimeoutError: A `TimeoutError`, if it takes longer.
+            CallTimeoutError: A `TimeoutError` and a `multiprocessing.TimeoutError`, if it takes longer.
         """
         resets: Resets = self._pending("reset").finish(timeout)
         return resets.observations, batch_infos(resets.infos, self.num_envs)
@@ -237,8 +252,8 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
             Observations, rewards (float64, `(n,)`), terminations and truncations (bool, `(n,)`), and infos.
 
         Raises:
-            SpecMismatchError: A `ValueError`, if there is not an action for each env, or they do not fit; no env was
-                stepped then.
+            SpecMismatchError: A `ValueError`, and a `TypeError` if it is nothing with an action for each env; or they
+                do not fit. No env was stepped then.
             ResetNeededError: If an env was not reset since it failed, or since its episode ended and nobody else
                 resets it.
             PendingCallError: If another command is under way.
@@ -343,12 +358,14 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         Raises:
             AttributeError: Always.
         """
-        raise lacking(self, name)
+        raise lacking(self, name, ELSEWHERE if name == "envs" else "")
 
     # -- the end ----------------------------------------------------------------------------------------
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close all envs and end the workers, whatever they do; what is under way is dropped. `close` comes here.
+        """Close all envs and end the workers, whatever they do. `close` comes here.
+
+        What is under way is dropped, with Gymnasium's warning.
 
         Args:
             timeout: Seconds after which the workers are killed; None for `close_timeout`.
@@ -358,7 +375,14 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
             ConcurrencyError: If another thread is in the middle of a call; nothing is closed then.
         """
         vector = self._vector
-        if vector is not None:
+        if vector is None:
+            return
+        try:
+            if vector.pending is not None:
+                logger.warn(
+                    f"Calling `close` while waiting for a pending call to `{vector.pending.command}` to complete."
+                )
+        finally:
             vector.close(0 if terminate else timeout)
             self._vector = None
 

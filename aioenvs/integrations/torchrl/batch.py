@@ -15,6 +15,7 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 from aioenvs.batched.plain import View
 from aioenvs.engine.copying import Withheld
 from aioenvs.errors import AioEnvsError
+from aioenvs.hints import no_writeback
 from aioenvs.integrations.torchrl.attributes import Values
 from aioenvs.integrations.torchrl.dress import DressedEnv
 from aioenvs.integrations.torchrl.known import Known
@@ -148,6 +149,8 @@ class BatchedEnv(DressedEnv):
         """
         view: Self = _dressed(type(self), self.whole, self._envs[index])
         return view
+
+    __setitem__ = no_writeback
 
     # -- commands ---------------------------------------------------------------------------------------
 

@@ -88,6 +88,10 @@ class TorchRLAdapter(TensorDictAdapter):
         self._done_keys = (DONE,) if env._simple_done else self.metadata.done_keys
         self._named = {key[0] for region in (INPUT, NEXT) for key in self._trees[region].leaves}
 
+    @property
+    def core(self) -> Any:
+        return _innermost(self.env) if self.env.batch_locked else None
+
     def _specs_of(self, env: Any, env_index: int) -> tuple[Composite, Composite]:
         output_spec: Any = from_torchrl(env.output_spec)
         input_spec: Any = from_torchrl(env.input_spec)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aioenvs.engine.adapters import FINAL
 from aioenvs.engine.copying import received
 from aioenvs.engine.layout import Arrays, Key
 from aioenvs.engine.metadata import NEXT, ROOT
-from aioenvs.engine.spaces import Objects, Reader, children, conform, flatten, observation_key, reader
+from aioenvs.engine.spaces import Objects, Reader, children, conform, flatten, is_outside, observation_key, reader
 from aioenvs.errors import SpecMismatchError
 
-__all__ = ["ActionBatch", "Inputs", "ObservationBatch", "Parts"]
+__all__ = ["ActionBatch", "ActionTypeError", "Inputs", "ObservationBatch", "Parts"]
 
 ACTION: Key = ("action",)
 
@@ -89,7 +91,9 @@ class ObservationBatch:
         return _assembled(self._space, self._key, lambda key: _own(parts[key][env]))
 
     def final(self, env: int, objects: Objects) -> Any:
-        """The last observation of an env's episode, which its own reset has not touched."""
+        """The last observation of an env's episode, which its own reset has not touched, as the env had it."""
+        if FINAL in objects:
+            return objects[FINAL]
         if self._loose:
             return reader(self._space, self._key, self._arrays[NEXT], objects, env)()
         read = self._readers.get(env)
@@ -115,6 +119,10 @@ def _assembled(space: Any, key: Key, leaf: Callable[[Key], Any]) -> Any:
     return values if hasattr(space, "keys") else tuple(values.values())
 
 
+class ActionTypeError(SpecMismatchError, TypeError):
+    """Actions have none for each env: a `TypeError`, as it is for the vector envs of Gymnasium and SB3."""
+
+
 class ActionBatch:
     """Checks batches of actions, and brings them to the rows of the envs, all of one structure.
 
@@ -122,10 +130,14 @@ class ActionBatch:
         space: The action space of one env.
         arrays: The rows for the input of all envs.
         num_envs: How many there are.
+        by_env: Whether a sequence with the action of each env will do, too, where the space is a Dict or Tuple; what
+            could be either is that.
     """
 
-    def __init__(self, space: Any, arrays: Arrays, num_envs: int) -> None:
+    def __init__(self, space: Any, arrays: Arrays, num_envs: int, *, by_env: bool = False) -> None:
         self._num_envs = num_envs
+        self._has_form = _form(space)
+        self._by_env = by_env and children(space) is not None
         self._leaves: list[tuple[Key, tuple[Any, ...], NDArray[Any] | None]] = []
         self._add(space, ACTION, (), arrays)
         self._plain = arrays[ACTION] if children(space) is None and ACTION in arrays else None
@@ -152,30 +164,44 @@ class ActionBatch:
             and actions.dtype == plain.dtype
         ):
             return [actions]
-        return [self._leaf(actions, key, path, array) for key, path, array in self._leaves]
+        if self._by_env and self._are_by_env(actions):
+            columns = [[_member(action, path) for action in actions] for _, path, _ in self._leaves]
+        else:
+            columns = [self._column(actions, key, path) for key, path, _ in self._leaves]
+        return [self._leaf(own, key, array) for own, (key, _, array) in zip(columns, self._leaves, strict=True)]
+
+    def _are_by_env(self, actions: Any) -> bool:
+        """Whether these are an action for each env."""
+        return _is_sequence(actions) and len(actions) == self._num_envs and all(map(self._has_form, actions))
+
+    def _column(self, actions: Any, key: Key, path: tuple[Any, ...]) -> Any:
+        """What a batch in the structure of the space has of a leaf."""
+        try:
+            return _member(actions, path)
+        except (KeyError, IndexError, TypeError) as error:
+            kind = ActionTypeError if isinstance(error, TypeError) else SpecMismatchError
+            either = ", or an action for each env" if self._by_env else ""
+            raise self._mismatch(f"a batch at {key!r}{either}", actions, kind) from error
 
     def kept(self, inputs: Inputs) -> Inputs:
         """Copies of checked actions, which the caller may change before they are stored."""
         return [received(values) for values in inputs]
 
-    def _leaf(self, actions: Any, key: Key, path: tuple[Any, ...], array: NDArray[Any] | None) -> Any:
-        values = actions
-        for name in path:
-            try:
-                values = values[name]
-            except (KeyError, IndexError, TypeError) as error:
-                raise self._mismatch(f"a batch at {key!r}", actions) from error
+    def _leaf(self, values: Any, key: Key, array: NDArray[Any] | None) -> Any:
+        kind = SpecMismatchError if _is_iterable(values) else ActionTypeError
         if array is not None:
             try:
-                return conform(values, array.dtype, array.shape, key, "actions")
+                return conform(values, array.dtype, array.shape, key, "actions", whole=True)
             except SpecMismatchError as error:
-                raise SpecMismatchError(f"{error}; no env was stepped") from error.__cause__
+                raise kind(f"{error}; no env was stepped") from error.__cause__
         if not isinstance(values, Sequence | np.ndarray) or len(values) != self._num_envs:
-            raise self._mismatch(f"{self._num_envs} values at {key!r}, one per env", values)
+            raise self._mismatch(f"{self._num_envs} values at {key!r}, one per env", values, kind)
         return list(values)
 
-    def _mismatch(self, expected: str, found: Any) -> SpecMismatchError:
-        return SpecMismatchError(f"actions: expected {expected}, found {found!r}; no env was stepped")
+    def _mismatch(
+        self, expected: str, found: Any, kind: type[SpecMismatchError] = SpecMismatchError
+    ) -> SpecMismatchError:
+        return kind(f"actions: expected {expected}, found {found!r}; no env was stepped")
 
     def write(self, inputs: Inputs) -> dict[int, Objects] | None:
         """Store checked actions; returns what of them has no row, by env."""
@@ -186,3 +212,49 @@ class ActionBatch:
             return None
         loose = {key: values for (key, _, array), values in zip(self._leaves, inputs, strict=True) if array is None}
         return {env: {key: values[env] for key, values in loose.items()} for env in range(self._num_envs)}
+
+
+def _member(value: Any, path: tuple[Any, ...]) -> Any:
+    for name in path:
+        value = value[name]
+    return value
+
+
+def _is_iterable(value: Any) -> bool:
+    try:
+        iter(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_sequence(value: Any) -> bool:
+    return value.ndim > 0 if isinstance(value, np.ndarray) else isinstance(value, list | tuple)
+
+
+def _form(space: Any) -> Callable[[Any], bool]:
+    """Whether a value has the members and shapes of one of the space; whether its numbers fit is another matter."""
+    members = children(space)
+    if members is None:
+        leaf = flatten(space, ())[0].leaf
+        return functools.partial(_is_one, space) if leaf is None else functools.partial(_is_shaped, leaf.shape)
+    forms = {name: _form(child) for name, child in members}
+    return functools.partial(_is_whole, forms, Mapping if hasattr(space, "keys") else None)
+
+
+def _is_one(space: Any, value: Any) -> bool:
+    return not is_outside(space, value)
+
+
+def _is_shaped(shape: tuple[int, ...], value: Any) -> bool:
+    try:
+        found = np.asarray(value)
+    except ValueError:  # it is ragged
+        return False
+    return found.shape == shape and found.dtype.kind in "biuf"
+
+
+def _is_whole(forms: Mapping[Any, Callable[[Any], bool]], kind: type | None, value: Any) -> bool:
+    if not (_is_sequence(value) if kind is None else isinstance(value, kind)) or len(value) != len(forms):
+        return False
+    return all((kind is None or name in value) and has_form(value[name]) for name, has_form in forms.items())

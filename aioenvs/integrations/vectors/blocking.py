@@ -7,7 +7,9 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from aioenvs.batched.config import BatchConfig
+from aioenvs.engine.inline import InlinePool
 from aioenvs.engine.portal import Immediate, LoopPortal, Portal
+from aioenvs.errors import WorkerTimeoutError
 from aioenvs.integrations.vectors.core import AsyncVector, Autoreset, Pending
 
 __all__ = ["Vector", "one_each"]
@@ -22,6 +24,7 @@ class Vector:
         config: The envs, and what hosts them.
         autoreset: What becomes of those whose episode is over.
         name: What it is called in messages.
+        late: What a `WorkerTimeoutError` is raised as.
         **options: As for `AsyncVector`.
 
     Attributes:
@@ -29,8 +32,16 @@ class Vector:
         pending: The command that is under way.
     """
 
-    def __init__(self, config: BatchConfig, autoreset: Autoreset, name: str, **options: Any) -> None:
+    def __init__(
+        self,
+        config: BatchConfig,
+        autoreset: Autoreset,
+        name: str,
+        late: type[WorkerTimeoutError] = WorkerTimeoutError,
+        **options: Any,
+    ) -> None:
         self.name = name
+        self._late = late
         self.pending: Pending[Any] | None = None
         self._ending = False
         self.envs = AsyncVector(config, autoreset, yields=False, **options)
@@ -49,7 +60,24 @@ class Vector:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end; Ctrl-C cancels it."""
         assert self._portal is not None
-        return self._portal.run(coroutine)
+        try:
+            return self._portal.run(coroutine)
+        except WorkerTimeoutError as error:
+            raise self._as_late(error) from error.__cause__
+
+    def _as_late(self, error: WorkerTimeoutError) -> WorkerTimeoutError:
+        if isinstance(error, self._late):
+            return error
+        late = self._late(str(error), env_index=error.env_index, pid=error.pid)
+        for note in getattr(error, "__notes__", ()):
+            late.add_note(note)
+        return late
+
+    @property
+    def hosted(self) -> list[Any] | None:
+        """The env objects, where this thread runs them itself, one after the other; else None."""
+        pool = self.envs.pool
+        return pool.envs if isinstance(pool, InlinePool) else None
 
     def begin(self, pending: Pending[Any]) -> None:
         """Set a command off, for `finish` to wait for."""

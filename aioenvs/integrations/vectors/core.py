@@ -103,6 +103,7 @@ class AsyncVector:
         autoreset: What becomes of those whose episode is over.
         reward: The dtype of rewards.
         copy: Whether each batch of observations has arrays of its own.
+        by_env: See `ActionBatch`.
         batches_infos: See `GymRules`.
         yields: Whether commands to envs in this process let other tasks run.
     """
@@ -114,15 +115,23 @@ class AsyncVector:
         *,
         reward: str = "<f8",
         copy: bool = True,
+        by_env: bool = False,
         batches_infos: bool = False,
         yields: bool = True,
     ) -> None:
-        resets_next = autoreset is Autoreset.NEXT_STEP
-        rules = GymRules(reward, reports_infos=True, batches_infos=batches_infos, resets_next=resets_next)
+        rules = GymRules(
+            reward,
+            reports_infos=True,
+            batches_infos=batches_infos,
+            resets_next=autoreset is Autoreset.NEXT_STEP,
+            scalars=True,
+            keeps_finals=autoreset is Autoreset.SAME_STEP,
+        )
         self._config = replace(config, rules=rules)
         self.autoreset = autoreset
         self.num_envs = len(config.factories)
         self._copy = copy
+        self._by_env = by_env
         self.pool: Pool = make_pool(self._config, yields=yields)
         self.descriptions: list[Description] = []
         # Envs that began anew after a loss, which the next step is to say, and the info of that.
@@ -145,7 +154,7 @@ class AsyncVector:
             )
             first, arrays = self.descriptions[0], self.pool.arrays[0]
             self._observations = ObservationBatch(first.observation_space, arrays, self.num_envs, copy=self._copy)
-            self._actions = ActionBatch(first.action_space, arrays["input"], self.num_envs)
+            self._actions = ActionBatch(first.action_space, arrays["input"], self.num_envs, by_env=self._by_env)
             self._rewards = arrays[NEXT][REWARD_KEY][:, 0]
             self._done, self._terminated, self._truncated = (arrays[NEXT][key][:, 0] for key in DONE_KEYS)
             self._where = arrays[STATUS][WHERE]
