@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from aioenvs.batched.base import AsyncEnvs
-from aioenvs.batched.forwarding import Forwarding, documented_by
+from aioenvs.batched.forwarding import Forwarding, documented_by, started_for_attribute
 from aioenvs.batched.owner import AsyncBatchedEnv
 from aioenvs.batched.steps import AsyncSteps
 from aioenvs.batched.views import AsyncView
@@ -59,7 +59,7 @@ class BatchedEnvBase(Forwarding):
     def _known(self) -> AsyncEnvs:
         """The envs, of which it is known what they look like."""
         if self._env._last_signature() is None:
-            self.start()
+            started_for_attribute(self.start)
         return self._env
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +12,17 @@ from aioenvs.engine.metadata import EnvMetadata
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import Generators
 
-__all__ = ["INFO", "PLAIN_RULES", "Attribute", "Call", "EnvAdapter", "GymRules", "Handling", "ResetArguments"]
+__all__ = [
+    "INFO",
+    "PLAIN_RULES",
+    "Attribute",
+    "Call",
+    "EnvAdapter",
+    "GymRules",
+    "Handling",
+    "ResetArguments",
+    "at_path",
+]
 
 INFO: Key = ()  # where an info is among the objects of a region; no value of a space has that place
 
@@ -36,7 +47,7 @@ class Call(NamedTuple):
     Attributes:
         kind: "call" a method, "get" or "set" an attribute, take the "state_dict" or "load_state_dict", or "apply" to
             the env, where it has Gymnasium's signatures, the function that is the first of `args`.
-        name: Of the method or attribute.
+        name: Of the method or attribute; a path of names (`at_path`), unless it is to be set.
         args: For the method; or the one value to set or load.
         kwargs: For the method.
     """
@@ -59,6 +70,17 @@ class Attribute(NamedTuple):
     is_callable: bool
     value: Any = None
     error: Exception | None = None
+
+
+def at_path(first: Callable[[str], Any], path: str) -> Any:
+    """The attribute at the end of a path of names, such as `gauge.level`.
+
+    Args:
+        first: Finds the first one.
+        path: The names, with dots between them.
+    """
+    name, *rest = path.split(".")
+    return functools.reduce(getattr, rest, first(name))
 
 
 class GymRules(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aioenvs.engine.adapters import INFO, PLAIN_RULES, Attribute, Call, GymRules, ResetArguments
+from aioenvs.engine.adapters import INFO, PLAIN_RULES, Attribute, Call, GymRules, ResetArguments, at_path
 from aioenvs.engine.copying import received, received_dict
 from aioenvs.engine.infos import check_ends
 from aioenvs.engine.layout import Arrays, Key, Leaf
@@ -245,9 +246,8 @@ class GymRows:
             if not hasattr(self.env, kind):
                 return "call", _keep_nothing  # as a plain Gymnasium env does
             kind, name = "call", kind
-        return kind, self.env.get_wrapper_attr(name) if hasattr(self.env, "get_wrapper_attr") else getattr(
-            self.env, name
-        )
+        own = getattr(self.env, "get_wrapper_attr", None)
+        return kind, at_path(own or functools.partial(getattr, self.env), name)
 
     def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(self.env, *args, **kwargs)

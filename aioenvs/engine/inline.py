@@ -13,7 +13,7 @@ from aioenvs.engine.adapters import PLAIN_RULES, Call, GymRules, Handling, Reset
 from aioenvs.engine.concurrency import ConcurrentHost
 from aioenvs.engine.copying import received
 from aioenvs.engine.deadlines import Deadline, outlast
-from aioenvs.engine.failure import factory_error, summary
+from aioenvs.engine.failure import factory_error
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.memory import own_memory
 from aioenvs.engine.pool import Lease, Pool, Selection, Steps, closed_meanwhile, wrong_loop
@@ -68,7 +68,7 @@ class InlinePool(Pool):
                 try:
                     self._host.build(env, factory, OWN(dict(kwargs)))
                 except Exception as error:
-                    raise factory_error(env, summary(error), envs=[env]) from error
+                    raise (failed := factory_error(env, error, envs=[env])) from failed.__cause__
             buffer = self._lay_out(self._host.metadata, own_memory)
             self._host.attach(self._places, buffer)
             if self._host.has_coroutines:

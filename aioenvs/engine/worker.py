@@ -16,7 +16,7 @@ import cloudpickle
 import numpy as np
 
 from aioenvs.engine.adapters import PLAIN_RULES, GymRules, Handling
-from aioenvs.engine.failure import capture
+from aioenvs.engine.failure import capture, captured_start
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.metadata import interned
@@ -182,7 +182,7 @@ class Worker:
             return Opcode.DONE, cloudpickle.dumps(interned(self.host.metadata))
         except Exception as error:
             env = config.env_index[min(len(self.host), len(config.env_index) - 1)]
-            return Opcode.FAILED, pickle.dumps({env: capture(error, env, "start")})
+            return Opcode.FAILED, pickle.dumps({env: captured_start(error, env)})
 
     def _build(self, config: WorkerConfig) -> None:
         alone = len(config.env_index) == 1
