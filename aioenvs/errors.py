@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Self
@@ -24,6 +24,9 @@ __all__ = [
     "WorkerStartError",
     "WorkerTimeoutError",
 ]
+
+
+LONGEST = 1000  # characters of a value in a message
 
 
 class AioEnvsError(RuntimeError):
@@ -267,6 +270,23 @@ _KIN: dict[str, Any] = {
     "pid": None,
 }
 _OWN = frozenset(("__notes__", "_message", "_likeness", "env_index", "pid"))
+
+
+def shown(value: object, text: Callable[[Any], str] = repr) -> str:
+    """A value that somebody else made, for an error: its `repr`, cut if it is long. Never raises.
+
+    Args:
+        value: Anything.
+        text: `repr` or `str`.
+
+    >>> shown("level-1"), len(shown(list(range(10_000))))
+    ("'level-1'", 1003)
+    """
+    try:
+        found = text(value)
+        return found if len(found) <= LONGEST else found[:LONGEST] + "..."
+    except Exception as error:
+        return f"<{type(value).__qualname__} at {id(value):#x}, whose {text.__name__} raises {type(error).__name__}>"
 
 
 def describe_exit(returncode: int | None) -> str:

@@ -16,6 +16,7 @@ from aioenvs.batched.owner import AsyncBatchedEnv
 from aioenvs.batched.steps import AsyncSteps
 from aioenvs.batched.views import AsyncView
 from aioenvs.engine.driving import awaited
+from aioenvs.errors import shown
 from aioenvs.hints import Instead
 from aioenvs.rollout import Steps
 from aioenvs.specs import Composite
@@ -117,7 +118,7 @@ class BatchedEnvBase(Forwarding):
 
     @device.setter
     def device(self, value: Any) -> NoReturn:
-        raise RuntimeError(f"device cannot be set; use env.to({value!r})")
+        raise RuntimeError(f"device cannot be set; use env.to({shown(value)})")
 
     @property
     def is_closed(self) -> bool:  # type: ignore[override]

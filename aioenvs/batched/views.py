@@ -12,7 +12,7 @@ import torch
 from aioenvs.batched.base import AsyncEnvs
 from aioenvs.batched.scope import Running, Scope
 from aioenvs.batched.signature import Signature
-from aioenvs.errors import AioEnvsError, ClosedError
+from aioenvs.errors import AioEnvsError, ClosedError, shown
 
 if TYPE_CHECKING:
     from aioenvs.batched.owner import AsyncBatchedEnv
@@ -34,16 +34,16 @@ def chosen_envs(index: Any, count: int) -> tuple[int, ...]:
         if array.dtype == np.bool_:
             raise NotImplementedError("envs cannot be selected by a bool mask; use its nonzero() indices")
         if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
-            raise IndexError(f"expected an int, a slice or a list of ints as index of envs, found {index!r}")
+            raise IndexError(f"expected an int, a slice or a list of ints as index of envs, found {shown(index)}")
         chosen = [operator.index(item) for item in array.reshape(-1).tolist()]
     if not len(chosen):
-        raise IndexError(f"the index {index!r} selects none of {count} envs")
+        raise IndexError(f"the index {shown(index)} selects none of {count} envs")
     for env in chosen:
         if not -count <= env < count:
             raise IndexError(f"index {env} is out of range for {count} envs")
     envs = tuple(env % count for env in chosen)
     if len(set(envs)) < len(envs):
-        raise IndexError(f"the index {index!r} selects an env twice, which can only be asked once at a time")
+        raise IndexError(f"the index {shown(index)} selects an env twice, which can only be asked once at a time")
     return envs
 
 

@@ -30,7 +30,7 @@ from aioenvs.engine.metadata import (
 )
 from aioenvs.engine.spaces import Objects, Reader, SpaceLeaf, Writer, flatten, observation_key, reader, writer
 from aioenvs.engine.streams import Generators, TrialStreams
-from aioenvs.errors import ResetNeededError, SpecMismatchError
+from aioenvs.errors import ResetNeededError, SpecMismatchError, shown
 
 __all__ = ["DONE_KEYS", "METHODS", "REWARD_KEY", "GymAdapter", "GymRows", "refuse_generators"]
 
@@ -195,7 +195,7 @@ class GymRows:
     def _note(self, region: str, info: Any) -> None:
         """Keep an info, if there is anything in it, until the outcome goes out."""
         if not isinstance(info, dict):
-            raise SpecMismatchError(f"{self._who}: expected a dict as info, found {info!r}")
+            raise SpecMismatchError(f"{self._who}: expected a dict as info, found {shown(info)}")
         if info:
             if self._rules.batches_infos:
                 check_ends(info, self._who)
@@ -208,12 +208,12 @@ class GymRows:
         if inspect.iscoroutine(result):
             result.close()
             hint = "; to be awaited, it has to come from an async def of the env itself, not from within a wrapper"
-        return SpecMismatchError(f"{self._who}: {expected}, found {result!r}{hint}")
+        return SpecMismatchError(f"{self._who}: {expected}, found {shown(result)}{hint}")
 
     def _flag(self, name: str, value: Any) -> bool:
         if isinstance(value, np.bool_ | int) or (isinstance(value, np.ndarray) and value.size == 1):
             return bool(value)
-        raise SpecMismatchError(f"{self._who}: expected a bool as {name}, found {value!r}")
+        raise SpecMismatchError(f"{self._who}: expected a bool as {name}, found {shown(value)}")
 
     def _scalar(self, reward: Any, name: str = "reward") -> float:
         """A reward of any numeric type as a float, if there is room for it; NaN and infinity are the env's to give."""
@@ -229,7 +229,7 @@ class GymRows:
         return value
 
     def _bad_reward(self, expected: str, name: str, reward: Any) -> SpecMismatchError:
-        return SpecMismatchError(f"{self._who}: expected {expected} as {name}, found {reward!r}")
+        return SpecMismatchError(f"{self._who}: expected {expected} as {name}, found {shown(reward)}")
 
     def accept(self, objects: Objects) -> None:
         self._objects[INPUT].update(received(objects))
@@ -319,17 +319,19 @@ def refuse_generators(env: Any, who: str) -> None:
         method = getattr(env, name, None)
         if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
             raise SpecMismatchError(
-                f"{name} of {who} ({env!r}) is a generator function, as it has a yield; it must return its result"
+                f"{name} of {who} ({shown(env)}) is a generator function, as it has a yield; it must return its result"
             )
 
 
 def _describe(env: Any, who: str, reward: str) -> EnvMetadata:
     refuse_generators(env, who)
-    name = str(env)
+    name = shown(env, str)
     for attribute in ("observation_space", "action_space"):
         space = getattr(env, attribute, None)
         if space is None or not hasattr(space, "sample"):
-            raise SpecMismatchError(f"{who} ({name}) must have a Gymnasium space as its {attribute}, found {space!r}")
+            raise SpecMismatchError(
+                f"{who} ({name}) must have a Gymnasium space as its {attribute}, found {shown(space)}"
+            )
     observation = flatten(env.observation_space, observation_key(env.observation_space))
     action = flatten(env.action_space, ACTION)
     outcome = [Leaf(REWARD_KEY, reward, (1,)), *(Leaf(key, "|b1", (1,)) for key in DONE_KEYS)]

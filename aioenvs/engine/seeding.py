@@ -6,6 +6,8 @@ import secrets
 
 import numpy as np
 
+from aioenvs.errors import shown
+
 __all__ = ["next_seed", "seed_chain"]
 
 LIMIT = 2**32 - 1
@@ -31,7 +33,7 @@ def seed_chain(seed: int | None, count: int, *, static: bool = False) -> tuple[l
     if seed is None:
         seed = secrets.randbelow(LIMIT)
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise TypeError(f"a seed must be an integer or None, got {seed!r}")
+        raise TypeError(f"a seed must be an integer or None, got {shown(seed)}")
     if seed < 0:
         raise ValueError(f"a seed must not be negative, got {seed}")
     current = int(seed)

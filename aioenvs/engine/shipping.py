@@ -8,8 +8,9 @@ from typing import Any
 
 import cloudpickle
 
+from aioenvs.engine.failure import summary
 from aioenvs.engine.worker import WorkerConfig
-from aioenvs.errors import WorkerStartError
+from aioenvs.errors import WorkerStartError, shown
 
 __all__ = ["pack"]
 
@@ -57,8 +58,8 @@ def _pickle(env: int, factory: Any, kwargs: Mapping[str, Any]) -> bytes:
         data: bytes = cloudpickle.dumps((factory, dict(kwargs)))
     except Exception as error:
         raise WorkerStartError(
-            f"{_culprit(env, factory, kwargs)} cannot be pickled for a worker ({error}); give a factory that builds "
-            "by itself what cannot be pickled, or use mp_start_method='fork'",
+            f"{_culprit(env, factory, kwargs)} cannot be pickled for a worker ({summary(error)}); give a factory "
+            "that builds by itself what cannot be pickled, or use mp_start_method='fork'",
             env_index=[env],
         ) from error
     return data
@@ -70,8 +71,8 @@ def _culprit(env: int, factory: Any, kwargs: Mapping[str, Any]) -> str:
         try:
             cloudpickle.dumps(value)
         except Exception:
-            return f"the argument {name!r} for the factory of env {env}, {value!r},"
-    return f"the factory of env {env}, {factory!r},"
+            return f"the argument {name!r} for the factory of env {env}, {shown(value)},"
+    return f"the factory of env {env}, {shown(factory)},"
 
 
 def _own_registrations() -> bytes | None:

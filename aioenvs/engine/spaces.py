@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aioenvs.engine.copying import copied
 from aioenvs.engine.layout import Arrays, Key, Leaf
 from aioenvs.engine.metadata import interned
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 
 __all__ = [
     "Alike",
@@ -105,7 +105,9 @@ def flatten(space: Any, key: Key) -> list[SpaceLeaf]:
         return [SpaceLeaf(key, space, None)]
     dtype = np.dtype(space.dtype).newbyteorder("=")
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
-        raise SpecMismatchError(f"{space!r} at {key!r} has the dtype {dtype}, which tensors do not have; use float64")
+        raise SpecMismatchError(
+            f"{shown(space)} at {key!r} has the dtype {dtype}, which tensors do not have; use float64"
+        )
     return [SpaceLeaf(key, space, Leaf(key, dtype.str, tuple(space.shape)))]
 
 
@@ -186,7 +188,7 @@ def _container_writer(key: Key, who: str, parts: list[tuple[Any, Writer]]) -> Wr
         if not complete:
             names, where = [name for name, _ in parts], f"at {key!r}" if key else "as observation"
             raise SpecMismatchError(
-                f"{_prefix(who)}expected a value with exactly the members {names!r} {where}, found {value!r}"
+                f"{_prefix(who)}expected a value with exactly the members {shown(names)} {where}, found {shown(value)}"
             )
         for store, member in members:
             store(member)
@@ -242,7 +244,7 @@ def conform(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], key: Key, 
         found = _unsigned(value, found)
     integers = found.dtype.kind in "iu" and dtype.kind in "iu"  # whether their values fit is seen below
     if found.shape != shape or not (integers or np.can_cast(found.dtype, dtype, "same_kind")):
-        what = f"{value!r}" if found.dtype == object else f"{found.dtype} of shape {found.shape}"
+        what = f"{shown(value)}" if found.dtype == object else f"{found.dtype} of shape {found.shape}"
         raise SpecMismatchError(f"{expected}, found {what}")
     with np.errstate(over="ignore"):
         cast = found.astype(dtype)
@@ -251,7 +253,7 @@ def conform(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], key: Key, 
     else:
         fits = dtype.kind != "f" or np.array_equal(np.isfinite(cast), np.isfinite(found))
     if not fits:
-        raise SpecMismatchError(f"{expected}, found values of {found.dtype} that do not fit: {value!r}")
+        raise SpecMismatchError(f"{expected}, found values of {found.dtype} that do not fit: {shown(value)}")
     return cast
 
 

@@ -19,7 +19,7 @@ from aioenvs.engine.metadata import INPUT, NEXT, ROOT, form_families
 from aioenvs.engine.spaces import conform
 from aioenvs.engine.streams import Generators
 from aioenvs.envs.base import EnvBase
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.peers import hint_at, not_for_transforms
 from aioenvs.specs import Bounded, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
 from aioenvs.trees import nested_key, non_tensor
@@ -96,7 +96,7 @@ class EnvWrapper(EnvBase):
     def _store(self, spec: TensorSpec, value: Any, key: Key, array: NDArray[Any]) -> None:
         """Store a tensor that fits; whether a number is within the bounds of a Box is the env's affair."""
         if not isinstance(value, torch.Tensor) or value.shape != spec.shape:
-            raise self._mismatch(spec, key, repr(value))
+            raise self._mismatch(spec, key, shown(value))
         shape = array.shape[1:]
         if isinstance(spec, Bounded | Unbounded):
             array[0] = conform(spec.to_numpy(value).reshape(shape), array.dtype, shape, key, self._who)
@@ -104,11 +104,11 @@ class EnvWrapper(EnvBase):
         dtype: Any = spec.dtype
         whole = isinstance(spec, OneHot | MultiOneHot) or torch.can_cast(value.dtype, dtype)
         if not whole or not spec.is_in(value.to(dtype)):
-            raise self._mismatch(spec, key, repr(value))
+            raise self._mismatch(spec, key, shown(value))
         array[0] = np.reshape(spec.to_numpy(value), shape)
 
     def _mismatch(self, spec: TensorSpec, key: Key, found: str) -> SpecMismatchError:
-        return SpecMismatchError(f"{self!r}: expected {spec!r} at {key!r}, found {found}")
+        return SpecMismatchError(f"{self!r}: expected {shown(spec)} at {key!r}, found {found}")
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Fill in random actions, drawn from torch's generator, and samples of the spaces that are `NonTensor`.

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
+from aioenvs.errors import shown
+
 from .base import TensorSpec
 from .composite import Composite
 from .nontensor import NonTensor
@@ -39,7 +41,7 @@ def make_composite_from_td(
     shape=(), device=None)
     """
     if not is_tensor_collection(data):
-        raise TypeError(f"expected a TensorDict, found {data!r}")
+        raise TypeError(f"expected a TensorDict, found {shown(data)}")
     options = {"unsqueeze_null_shapes": unsqueeze_null_shapes, "dynamic_shape": dynamic_shape}
     if isinstance(data, LazyStackedTensorDict):
         options["unsqueeze_null_shapes"] = False  # each entry has the stack's dim
