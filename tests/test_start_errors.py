@@ -40,7 +40,8 @@ def test_a_start_error_is_an_instance_of_what_was_raised(make: Callable[[], Exce
     original = make()
     sent = factory_error(1, captured_start(original, 1), envs=(0, 1), pid=7)
     for error in (factory_error(1, original, envs=(0, 1), pid=7), sent):
-        assert isinstance(error, WorkerStartError) and isinstance(error, type(original))
+        assert isinstance(error, WorkerStartError)
+        assert isinstance(error, type(original))
         assert type(error) is type(sent)
         assert str(error).startswith("the factory of env 1 failed in process 7: ")
         assert (error.env_index, error.pid, error.__cause__ is not None) == ((0, 1), 7, True)
@@ -49,8 +50,11 @@ def test_a_start_error_is_an_instance_of_what_was_raised(make: Callable[[], Exce
             assert getattr(error, name, None) == getattr(original, name, None)
         error.add_note("a note")
         again = error.again()
-        assert type(again) is type(error) and str(again) == str(error) and again.__notes__ == ["a note"]
-        assert again.__cause__ is error.__cause__ and {error}
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert again.__notes__ == ["a note"]
+        assert again.__cause__ is error.__cause__
+        assert {error}
         with pytest.raises(type(original)):
             raise error
     copies = [copy.copy(sent), pickle.loads(pickle.dumps(sent))]
@@ -137,7 +141,8 @@ def test_a_restart_raises_it_as_well(tmp_path: Path, options: dict[str, Any]) ->
         for _ in range(2):
             with pytest.raises(FileNotFoundError, match="the factory of env 0 failed") as caught:
                 env.reset()
-            assert isinstance(caught.value, WorkerStartError) and caught.value.errno == 2
+            assert isinstance(caught.value, WorkerStartError)
+            assert caught.value.errno == 2
 
 
 @pytest.mark.parametrize("face", [SerialEnv, ParallelEnv, DressedParallelEnv])
@@ -151,7 +156,7 @@ def test_errors_about_things_without_a_repr(face: Any) -> None:
     with face(2, UnspeakableEnv) as env:
         with pytest.raises(SpecMismatchError, match="as reward, found <Unspeakable at"):
             env.rand_step(env.reset())
-        with pytest.raises(IndexError, match="found <list at .* whose repr raises"):
+        with pytest.raises(IndexError, match=r"found <list at .* whose repr raises"):
             env[[Unspeakable()]]
     if face is not SerialEnv:
         with pytest.raises(WorkerStartError, match=r"<UnspeakableFactory at .* cannot be pickled"):
@@ -160,12 +165,12 @@ def test_errors_about_things_without_a_repr(face: Any) -> None:
 
 @pytest.mark.parametrize("vector", [AioVectorEnv, AioVecEnv])
 def test_errors_of_vectors_about_things_without_a_repr(vector: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="<Unspeakable at|one per env|integer"):
+    with pytest.raises((TypeError, ValueError), match=r"<Unspeakable at|one per env|integer"):
         vector([UnspeakableEnv] * 2, backend=Unspeakable())
     env = vector([UnspeakableEnv] * 2, backend="serial")
     env.reset()
     for actions in (Unspeakable(), [Unspeakable(), Unspeakable()]):
-        with pytest.raises((SpecMismatchError, TypeError), match="no env was stepped|action"):
+        with pytest.raises((SpecMismatchError, TypeError), match=r"no env was stepped|action"):
             env.step(actions)
     with pytest.raises(SpecMismatchError, match="as reward, found <Unspeakable at"):
         env.step([0, 0])
