@@ -8,6 +8,8 @@ from typing import Any
 
 from gymnasium import Space
 
+from aioenvs.errors import shown
+
 __all__ = ["Anything"]
 
 
@@ -30,7 +32,7 @@ class Anything(Space[Any]):
 
     def __init__(self, examples: Sequence[Any] = (None,), seed: int | None = None) -> None:
         if not isinstance(examples, Sequence) or isinstance(examples, str | bytes) or not examples:
-            raise ValueError(f"expected a list of objects to sample from as examples, found {examples!r}")
+            raise ValueError(f"expected a list of objects to sample from as examples, found {shown(examples)}")
         super().__init__(None, None, seed)
         self.examples = tuple(examples)
 

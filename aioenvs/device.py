@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from aioenvs.engine.turns import Fence
-from aioenvs.errors import AioEnvsError
+from aioenvs.errors import AioEnvsError, shown
 
 __all__ = [
     "PASSED",
@@ -239,11 +239,15 @@ def named_device(device: Any) -> torch.device | None:
     if isinstance(device, DeviceBackend):
         return device.device
     if isinstance(device, bool) or not isinstance(device, torch.device | str | int):
-        raise TypeError(f"expected a device, such as 'cuda:1', torch.device('cpu') or 0, or None, found {device!r}")
+        raise TypeError(
+            f"expected a device, such as 'cuda:1', torch.device('cpu') or 0, or None, found {shown(device)}"
+        )
     try:
         return torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"expected a device, such as 'cpu', 'cuda', 'cuda:1' or 'mps', found {device!r}") from error
+        raise ValueError(
+            f"expected a device, such as 'cpu', 'cuda', 'cuda:1' or 'mps', found {shown(device)}"
+        ) from error
 
 
 def checked_device(device: Any) -> torch.device | None:

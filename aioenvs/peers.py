@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from aioenvs.errors import shown
+
 __all__ = ["FOR_TORCHRL", "hint_at", "lacking", "not_for_transforms"]
 
 FOR_TORCHRL = (
@@ -43,7 +45,7 @@ def lacking(owner: Any, name: str, hint: str = "") -> AttributeError:
 
 
 def _refuse(env: Any, value: Any) -> NoReturn:
-    raise TypeError(f"{env!r} is no env of TorchRL's: {FOR_TORCHRL}")
+    raise TypeError(f"{shown(env)} is no env of TorchRL's: {FOR_TORCHRL}")
 
 
 not_for_transforms = property(None, _refuse)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from tensordict import TensorDictBase
 
+from aioenvs.errors import shown
+
 if TYPE_CHECKING:
     from aioenvs.rollout import Steppable
 
@@ -29,7 +31,7 @@ def as_policy(policy: Any, env: Steppable) -> Policy:
         TypeError: If it cannot be called.
     """
     if not callable(policy):
-        raise TypeError(f"expected a policy that can be called, got {policy!r}")
+        raise TypeError(f"expected a policy that can be called, got {shown(policy)}")
     if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
         return cast(Policy, policy)
     return policy if _takes_tensordict(policy) else _on_observations(policy, env)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from aioenvs.errors import shown
+
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
@@ -27,7 +29,7 @@ def find_spec(env_id: str) -> EnvSpec:
         from gymnasium.envs import registration
     except ImportError as error:
         raise ImportError(
-            f"the id {env_id!r} needs Gymnasium, which cannot be imported ({error}); "
+            f"the id {shown(env_id)} needs Gymnasium, which cannot be imported ({error}); "
             "to install it: pip install 'aioenvs[gym]'",
             name="gymnasium",
         ) from error

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from aioenvs.errors import shown
 from aioenvs.hints import describe
 from aioenvs.mdp import any_done, done_mask, merged, next_root, terminated_or_truncated
 from aioenvs.mdp.advance import is_node
@@ -79,7 +80,7 @@ class RolloutOptions:
 
     def __post_init__(self) -> None:
         if isinstance(self.max_steps, bool) or not isinstance(self.max_steps, int):
-            raise TypeError(f"max_steps must be an integer, got {self.max_steps!r}")
+            raise TypeError(f"max_steps must be an integer, got {shown(self.max_steps)}")
         if self.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
         if self.break_when_any_done is None:
@@ -141,8 +142,8 @@ def drive(steps: Steps) -> TensorDictBase:
         pending.close()
     steps.close()
     raise TypeError(
-        f"expected results, but the policy or the callback returned {pending!r}, which has to be awaited; use an async "
-        "env for coroutine functions, or a plain function here"
+        f"expected results, but the policy or the callback returned {shown(pending)}, which has to be awaited; use "
+        "an async env for coroutine functions, or a plain function here"
     )
 
 

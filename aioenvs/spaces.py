@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from aioenvs.errors import shown
+
 from .engine.layout import Key
 from .engine.spaces import Alike, Numbers, conform
 from .errors import SpecMismatchError
@@ -73,11 +75,11 @@ def leaf_spec(space: gymnasium.Space[Any], device: DeviceLike | None = None, *, 
         case spaces.MultiBinary():
             return Binary(shape=space.shape, dtype=_dtype(space), device=device)
         case spaces.Dict() | spaces.Tuple():
-            raise TypeError(f"expected a space that contains no other spaces, found {space!r}")
+            raise TypeError(f"expected a space that contains no other spaces, found {shown(space)}")
         case Space():
             return NonTensor((), device=device)
         case _:
-            raise TypeError(f"expected a gymnasium space, found {space!r}")
+            raise TypeError(f"expected a gymnasium space, found {shown(space)}")
 
 
 def _multi_one_hot(space: gymnasium.spaces.MultiDiscrete, device: DeviceLike | None) -> TensorSpec | None:
@@ -121,7 +123,7 @@ def rows_spec(spaces: Alike, device: DeviceLike | None = None, *, one_hot: bool 
             return leaf_spec(gym_spaces.Box(low, high, dtype=low.dtype.type), device)
         case gym_spaces.Discrete() | gym_spaces.MultiDiscrete() if one_hot:
             raise SpecMismatchError(
-                f"expected the same space for all where values are one-hot, found {spaces.spaces!r}"
+                f"expected the same space for all where values are one-hot, found {shown(spaces.spaces)}"
             )
         case gym_spaces.Discrete() as first:
             counts, starts = ([int(getattr(each, name)) for each in spaces.spaces] for name in ("n", "start"))
@@ -223,12 +225,12 @@ def encoded(spec: TensorSpec, value: Any, key: Key) -> Any:
     try:
         shape = np.shape(value)
     except ValueError as error:
-        raise SpecMismatchError(f"expected {spec!r} at {key!r}, found a ragged {type(value).__name__}") from error
+        raise SpecMismatchError(f"expected {shown(spec)} at {key!r}, found a ragged {type(value).__name__}") from error
     array = conform(value, numpy_dtype(dtype) or np.dtype(np.float32), shape, key)
     try:
         tensor = spec.encode(array)
     except ValueError as error:
         raise SpecMismatchError(f"at {key!r}: {error}") from None
     if len(tensor.shape) != len(spec.shape):
-        raise SpecMismatchError(f"expected {spec!r} at {key!r}, found a value of shape {np.shape(value)}")
+        raise SpecMismatchError(f"expected {shown(spec)} at {key!r}, found a value of shape {np.shape(value)}")
     return tensor

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from aioenvs.errors import shown
 from aioenvs.messages import EXIT_USAGE, CommandError, check_env_id, describe, look_here
 
 __all__ = ["factory_named"]
@@ -44,7 +45,7 @@ def factory_named(target: str) -> Any:
             return _id_instead(target, found, part)
         found = getattr(found, part)
     if not callable(found):
-        raise CommandError(f"{target!r} is {found!r}, which cannot be called to make an env", EXIT_USAGE)
+        raise CommandError(f"{target!r} is {shown(found)}, which cannot be called to make an env", EXIT_USAGE)
     return found
 
 

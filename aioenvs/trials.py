@@ -14,7 +14,7 @@ from typing import Any
 from aioenvs.advice import Measured, Profile, Setting
 from aioenvs.engine.coroutines import has_coroutines
 from aioenvs.engine.waiting import waiting_share
-from aioenvs.errors import PerformanceWarning
+from aioenvs.errors import PerformanceWarning, shown
 from aioenvs.messages import describe
 
 __all__ = ["profile_of", "size_of", "try_all"]
@@ -70,8 +70,8 @@ def _one_env(factory: Any) -> Iterator[tuple[Any, bool]]:
     if has_coroutines(inner := getattr(env, "unwrapped", env)):
         with _on_a_loop(inner):
             raise TypeError(
-                f"expected a coroutine env without plain wrappers, found {env!r}: pass what makes the env itself, or "
-                "register it with disable_env_checker=True and order_enforce=False"
+                f"expected a coroutine env without plain wrappers, found {shown(env)}: pass what makes the env "
+                "itself, or register it with disable_env_checker=True and order_enforce=False"
             )
     try:
         yield env, False

@@ -20,7 +20,7 @@ from torch_faces import ASYNC_TORCH_FACES, OWN_TORCH_FACES, Driver, TorchFace, o
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
 from aioenvs.batched import scope
 from aioenvs.envs import EnvBase
-from aioenvs.errors import AioEnvsError, ConcurrencyError
+from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError
 from aioenvs.specs import Bounded
 from aioenvs.testing import HeterogeneousCountingEnv, ParameterEnv, RandomEnv, StateEnv
 
@@ -281,15 +281,20 @@ async def test_a_view_starts_the_envs(face: TorchFace) -> None:
 
 
 @over_own_torch_faces
-async def test_a_view_outlives_a_close_of_the_whole(face: TorchFace) -> None:
+async def test_a_view_does_not_start_again_what_was_closed(face: TorchFace) -> None:
     async with face.open(3, TalkingEnv, counting(3)) as env:
         view = env[[2, 0]]
+        td = await view.reset()
         assert view.batch_size == (2,)
         await env.close()
         assert view.is_closed
         assert view.batch_size == (2,)  # known from before
+        for use in (view.reset, view.start, lambda: view.step(td.set("action", td["observation"])), env[[1]].reset):
+            with pytest.raises(ClosedError, match="were closed with the whole"):
+                await use()
+        assert env.is_closed
+        await env.reset()
         assert observed(await view.reset()) == [20, 0]
-        assert not env.is_closed
 
 
 @over_plain_faces
@@ -332,9 +337,11 @@ def test_a_view_notices_that_the_whole_has_changed(face: TorchFace) -> None:
     assert view.observation_spec["observation"].dtype == torch.int64
     env.close()
     env.update_kwargs({"dtype": torch.float64})
+    env.start()
     assert view.observation_spec["observation"].dtype == torch.float64
     env.close()
     env.to("cpu")
+    env.start()
     assert view.observation_spec.device == view.device == torch.device("cpu")
     if not env.is_closed:
         env.close()

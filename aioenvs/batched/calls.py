@@ -14,7 +14,7 @@ from aioenvs.engine.adapters import Attribute, Call
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool
 from aioenvs.envs.described import Described
-from aioenvs.errors import AioEnvsError
+from aioenvs.errors import AioEnvsError, shown
 from aioenvs.hints import describe
 from aioenvs.peers import lacking, not_for_transforms
 
@@ -197,13 +197,13 @@ class AsyncCalls(Described):
         surplus = [name for name in state_dict if name not in names]
         if strict and surplus and len(missing) < len(names):
             raise KeyError(
-                f"expected the states of {len(names)} envs, but found {surplus!r} besides; pass strict=False to leave "
-                "them out"
+                f"expected the states of {len(names)} envs, but found {shown(surplus)} besides; pass strict=False to "
+                "leave them out"
             )
         if not missing:
             states = [state_dict[name] for name in names]
         elif len(missing) < len(names):
-            raise KeyError(f"expected the states of {len(names)} envs, but {missing!r} are missing")
+            raise KeyError(f"expected the states of {len(names)} envs, but {shown(missing)} are missing")
         else:
             states = [state_dict] * len(names)
         options = {} if strict and not assign else {"strict": strict, "assign": assign}

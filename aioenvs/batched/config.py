@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aioenvs.batched.preload import modules_to_preload
 from aioenvs.engine.adapters import PLAIN_RULES, GymRules
 from aioenvs.engine.pool import Timeouts
+from aioenvs.errors import shown
 from aioenvs.registry import find_spec
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class BatchConfig:
                 _check_count(name, options[name])
         for name in ("pin_memory", "non_blocking"):
             if not isinstance(options.get(name), bool | None):
-                raise TypeError(f"{name} must be True, False or None, got {options[name]!r}")
+                raise TypeError(f"{name} must be True, False or None, got {shown(options[name])}")
         if allow_step_when_done:
             raise ValueError(
                 "allow_step_when_done=True is not supported: an env whose episode is over needs a reset; use "
@@ -154,7 +155,7 @@ class BatchConfig:
 
 def _check_count(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+        raise TypeError(f"{name} must be an integer, got {shown(value)}")
     if not 1 <= value <= 65535:
         raise ValueError(f"{name} must be between 1 and 65535, got {value}")
 
@@ -170,17 +171,17 @@ def _check_timeouts(timeouts: Timeouts) -> Timeouts:
         if value is None and name != "close":
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ValueError(f"{name}_timeout must be a positive number of seconds, got {value!r}")
+            raise ValueError(f"{name}_timeout must be a positive number of seconds, got {shown(value)}")
     return timeouts
 
 
 def _max_restarts(backend: str, on_worker_death: str, max_restarts: Any) -> int | None:
     if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 0:
-        raise ValueError(f"max_restarts must be an integer of at least 0, got {max_restarts!r}")
+        raise ValueError(f"max_restarts must be an integer of at least 0, got {shown(max_restarts)}")
     if _choice("on_worker_death", on_worker_death, ON_WORKER_DEATH) == "raise":
         return None
     if backend not in REPLACED:
-        raise TypeError(f"on_worker_death={on_worker_death!r} has no meaning for envs that run in this process")
+        raise TypeError(f"on_worker_death={shown(on_worker_death)} has no meaning for envs that run in this process")
     return max_restarts
 
 
@@ -188,9 +189,9 @@ def _ray_options(backend: str, given: Any) -> Mapping[str, Any]:
     if given is None:
         return {}
     if backend != "ray":
-        raise TypeError(f"ray_options={given!r} has no meaning without backend='ray'")
+        raise TypeError(f"ray_options={shown(given)} has no meaning without backend='ray'")
     if not isinstance(given, Mapping):
-        raise TypeError(f"ray_options must be a dict, got {given!r}")
+        raise TypeError(f"ray_options must be a dict, got {shown(given)}")
     if taken := sorted(set(given) & OWN_RAY_OPTIONS):
         raise ValueError(
             f"ray_options may not have {taken[0]!r}: hosts belong to their envs, which restart them (on_worker_death) "
@@ -198,13 +199,13 @@ def _ray_options(backend: str, given: Any) -> Mapping[str, Any]:
         )
     num_cpus = given.get("num_cpus", 1)
     if isinstance(num_cpus, bool) or not isinstance(num_cpus, int | float) or num_cpus < 0:
-        raise ValueError(f"num_cpus in ray_options must be a number of at least 0, got {num_cpus!r}")
+        raise ValueError(f"num_cpus in ray_options must be a number of at least 0, got {shown(num_cpus)}")
     return dict(given)
 
 
 def _choice(name: str, value: str, choices: Sequence[str]) -> str:
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {shown(value)}")
     return value
 
 
@@ -212,7 +213,7 @@ def _start_method(backend: str, method: str | None) -> str:
     if backend != "process":
         if method is not None:
             where = "in actors of Ray" if backend == "ray" else "in this process"
-            raise TypeError(f"mp_start_method={method!r} has no meaning for envs that run {where}")
+            raise TypeError(f"mp_start_method={shown(method)} has no meaning for envs that run {where}")
         return ""
     if sys.platform == "win32":
         raise NotImplementedError(
@@ -235,14 +236,14 @@ def _factories(num_workers: int, create_env_fn: Any) -> tuple[Any, ...]:
 def _factory(fn: Any) -> Any:
     if all(callable(getattr(fn, method, None)) for method in ENV_METHODS) and not isinstance(fn, type):
         raise TypeError(
-            f"create_env_fn must make an env, but {fn!r} is one; every worker needs an env of its own: "
+            f"create_env_fn must make an env, but {shown(fn)} is one; every worker needs an env of its own: "
             "give a function that returns it, such as lambda: ..."
         )
     if isinstance(fn, str):
         return find_spec(fn)
     if callable(fn) or type(fn).__name__ == "EnvSpec":
         return fn
-    raise TypeError(f"create_env_fn must be a callable, a Gymnasium id, or a list of those, got {fn!r}")
+    raise TypeError(f"create_env_fn must be a callable, a Gymnasium id, or a list of those, got {shown(fn)}")
 
 
 def _kwargs(num_workers: int, given: Any) -> tuple[Mapping[str, Any], ...]:
@@ -251,7 +252,7 @@ def _kwargs(num_workers: int, given: Any) -> tuple[Mapping[str, Any], ...]:
     if isinstance(given, Mapping):
         return (dict(given),) * num_workers
     if not isinstance(given, Sequence) or not all(isinstance(kwargs, Mapping) for kwargs in given):
-        raise TypeError(f"create_env_kwargs must be a dict, or a list of one dict for each env, got {given!r}")
+        raise TypeError(f"create_env_kwargs must be a dict, or a list of one dict for each env, got {shown(given)}")
     if len(given) != num_workers:
         raise RuntimeError(
             f"num_workers is {num_workers}, but create_env_kwargs is a list of {len(given)}; give one dict for "
@@ -262,7 +263,7 @@ def _kwargs(num_workers: int, given: Any) -> tuple[Mapping[str, Any], ...]:
 
 def _groups(num_workers: int, num_processes: int | None, backend: str) -> tuple[tuple[int, ...], ...]:
     if backend == "serial" and num_processes is not None:
-        raise TypeError(f"num_processes={num_processes!r} has no meaning for envs that run one after the other")
+        raise TypeError(f"num_processes={shown(num_processes)} has no meaning for envs that run one after the other")
     if num_processes is None:  # threads are for envs that wait, and those do it best all at once
         num_processes = num_workers if backend == "thread" else min(num_workers, available_cores())
     _check_count("num_processes", num_processes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from aioenvs.batched.base import AsyncEnvs
@@ -13,10 +13,10 @@ from aioenvs.batched.calls import AsyncCalls
 from aioenvs.batched.statistics import Statistics
 from aioenvs.engine.copying import Withheld
 from aioenvs.envs.base import EnvBase
-from aioenvs.errors import AioEnvsError, ConcurrencyError
+from aioenvs.errors import AioEnvsError, ConcurrencyError, NotRunningError, WorkerStartError
 from aioenvs.peers import hint_at, not_for_transforms
 
-__all__ = ["Forwarding", "documented_by"]
+__all__ = ["Forwarding", "documented_by", "looked_up", "started_for_attribute"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 REGISTERED = ("_parameters", "_buffers", "_modules")  # where a torch.nn.Module has attributes besides its __dict__
@@ -90,38 +90,15 @@ class Forwarding(EnvBase):
         raises `TypeError`.
 
         Raises:
-            AttributeError: If one of them has no such attribute, or they are not running.
+            AttributeError: If one of them has no such attribute.
+            NotRunningError: If they are not running, which is an AttributeError as well.
         """
         if name.startswith("_") or "_env" not in self.__dict__ or self._has_registered(name):
             return super().__getattr__(name)
-        if self._env._running_scope is None:
-            raise AttributeError(
-                f"{self!r} has no {name!r} itself, and its envs are closed or not started; start() comes first"
-                f"{hint_at(name)}",
-                name=name,
-                obj=self,
-            )
-        try:
-            found = self._run(self._env._look_up(name, withheld=True))
-        except AttributeError as error:
-            raise AttributeError(
-                f"neither {self!r} nor its envs have the attribute {name!r}: {error}{hint_at(name)}",
-                name=name,
-                obj=self,
-            ) from error
-        except ConcurrencyError as error:
-            raise AttributeError(
-                f"{self!r} has no {name!r} itself, and its envs cannot be asked now: {error}", name=name, obj=self
-            ) from error
-        callable_in = [index for index, each in enumerate(found) if each.is_callable]
-        if len(callable_in) == len(found):
+        found = looked_up(self, name)
+        if found is None:
             return functools.partial(self._call_each, name)
-        if callable_in:
-            raise AttributeError(f"{name!r} is a method in some of the envs of {self!r} only, such as {callable_in[0]}")
-        for each in found:
-            if each.error is not None:
-                return Withheld(each.error, len(found))
-        return [each.value for each in found]
+        return found
 
     def _call_each(self, name: str, /, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of every env with just these arguments."""
@@ -158,3 +135,54 @@ class Forwarding(EnvBase):
     def _has_registered(self, name: str) -> bool:
         """Whether it is a parameter, buffer or module of the batch itself."""
         return any(name in self.__dict__.get(kind, ()) for kind in REGISTERED)
+
+
+def looked_up(face: Forwarding, path: str) -> Sequence[Any] | None:
+    """The values that the envs of a face have at the end of a path of names, such as `gauge.level`; None for a method.
+
+    Raises:
+        AttributeError: If one of them has no such attribute, or cannot be asked now.
+        NotRunningError: If they are not running.
+    """
+    if face._env._running_scope is None:
+        raise NotRunningError(
+            f"{face!r} has no {path!r} itself, and its envs are closed or not started; start() comes first"
+            f"{hint_at(path)}",
+            name=path,
+            obj=face,
+        )
+    try:
+        found = face._run(face._env._look_up(path, withheld=True))
+    except AttributeError as error:
+        raise AttributeError(
+            f"neither {face!r} nor its envs have the attribute {path!r}: {error}{hint_at(path)}",
+            name=path,
+            obj=face,
+        ) from error
+    except ConcurrencyError as error:
+        raise AttributeError(
+            f"{face!r} has no {path!r} itself, and its envs cannot be asked now: {error}", name=path, obj=face
+        ) from error
+    callable_in = [index for index, each in enumerate(found) if each.is_callable]
+    if len(callable_in) == len(found):
+        return None
+    if callable_in:
+        raise AttributeError(f"{path!r} is a method in some of the envs of {face!r} only, such as {callable_in[0]}")
+    for each in found:
+        if each.error is not None:
+            return Withheld(each.error, len(found))
+    return [each.value for each in found]
+
+
+def started_for_attribute(start: Callable[[], object]) -> None:
+    """Start envs because of an attribute that depends on them.
+
+    Raises:
+        WorkerStartError: If they do not start; never one that would pass for the lack of the attribute.
+    """
+    try:
+        start()
+    except WorkerStartError as error:
+        if isinstance(error, AttributeError):
+            raise error.alone() from error.__cause__
+        raise

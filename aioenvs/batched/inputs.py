@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tensordict import NonTensorData, TensorDictBase
 
 from aioenvs.engine.spaces import integer_range, is_outside
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.specs import TensorSpec
 from aioenvs.storage import array_of, cast_exactly, is_convertible
 from aioenvs.trees import ABSENT, Key, Parts, Tree, is_loose, nested_key, objects_of, plain
@@ -270,13 +270,13 @@ class InputObjects:
         if isinstance(value, torch.Tensor) or (isinstance(shared, tuple | np.ndarray) and len(shared) == count):
             found = value if shared is None else shared
             expected = f"{count} objects, one per env, as NonTensorStack(*objects)"
-            raise mismatch(self.key, expected, f"the {type(found).__name__} {found!r}")
+            raise mismatch(self.key, expected, f"the {type(found).__name__} {shown(found)}")
         objects = value if isinstance(value, list) else plain(value)
         if not isinstance(objects, list) or len(objects) != count:
-            raise mismatch(self.key, f"{count} values, one per env", repr(objects))
+            raise mismatch(self.key, f"{count} values, one per env", shown(objects))
         for row in range(count) if rows is None else rows.tolist():
             if objects[row] is not ABSENT and is_outside(self._spaces[row], objects[row]):
-                found = f"{objects[row]!r} for env {self._envs[row]}"
+                found = f"{shown(objects[row])} for env {self._envs[row]}"
                 raise mismatch(self.key, f"a value of {self._spaces[row]}", found)
         return objects
 

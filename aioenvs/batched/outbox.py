@@ -21,7 +21,7 @@ from aioenvs.engine.host import Outcome
 from aioenvs.engine.pool import Lease, Pool, Steps, closed_meanwhile
 from aioenvs.engine.portal import Immediate
 from aioenvs.engine.spaces import Objects
-from aioenvs.errors import AioEnvsError, ConcurrencyError, WorkerError, WorkerTimeoutError, describe_envs
+from aioenvs.errors import AioEnvsError, ConcurrencyError, WorkerError, WorkerTimeoutError, describe_envs, shown
 
 if TYPE_CHECKING:
     from aioenvs.batched.scope import Scope
@@ -250,7 +250,9 @@ class Outbox:
         except TypeError:
             valid = False
         if not valid:
-            raise ValueError(f"expected 1 <= min_get <= max_get, found min_get={least!r} and max_get={most!r}")
+            raise ValueError(
+                f"expected 1 <= min_get <= max_get, found min_get={shown(least)} and max_get={shown(most)}"
+            )
         sent = self._sent.keys() & envs
         if least > len(sent):
             what = f"only {len(sent)}, of {describe_envs(tuple(sent))}, are" if sent else "none is"

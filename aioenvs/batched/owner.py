@@ -26,7 +26,7 @@ __all__ = ["AsyncBatchedEnv"]
 
 RUNNING = frozenset(  # what a copy has anew
     (
-        *("_pool", "_running", "_starting", "_waiting", "_yields", "_former_threads"),
+        *("_pool", "_running", "_starting", "_waiting", "_yields", "_former_threads", "_was_closed"),
         *("_config", "_device", "_backend", "_known_signature", "_known_index"),
     )
 )
@@ -56,6 +56,7 @@ class AsyncBatchedEnv(AsyncEnvs):
         self._pool: Pool | None = None  # also while it starts
         self._running: Running | None = None
         self._starting: asyncio.Task[Running] | None = None
+        self._was_closed = False  # since it ran last
         self._waiting = 0  # how many tasks wait for the start
         self._face = type(self).__name__  # what messages call it: a sync face puts its own name here
         self._yields = True  # whether commands let other tasks run, even if they have nothing to wait for
@@ -101,7 +102,9 @@ class AsyncBatchedEnv(AsyncEnvs):
         except asyncio.CancelledError:
             if self._waiting == 1:
                 await _cancelled(starting)
+                before = self._was_closed
                 await self.close(raise_if_closed=False)  # it may have been quicker
+                self._was_closed = before
             raise
         finally:
             self._waiting -= 1
@@ -131,6 +134,7 @@ class AsyncBatchedEnv(AsyncEnvs):
         """Start, and say so in the same turn of the loop: whoever comes next must not find it between the two."""
         try:
             self._running = await self._make_running()
+            self._was_closed = False
             return self._running
         finally:
             self._starting = None
@@ -187,7 +191,7 @@ class AsyncBatchedEnv(AsyncEnvs):
         running = self._running
         if running is not None:
             running.pool.begin_close()
-            self._running = None
+            self._running, self._was_closed = None, True
             self._remember(running)
             self._ended()
             try:
@@ -198,6 +202,7 @@ class AsyncBatchedEnv(AsyncEnvs):
         elif self._starting is not None:
             self._check_start(self._starting)
             await _cancelled(self._starting)
+            self._was_closed = True
         elif raise_if_closed:
             raise ClosedError(f"{self!r} is closed already, or was never started")
 

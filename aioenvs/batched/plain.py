@@ -11,11 +11,12 @@ import torch
 from tensordict import TensorDictBase
 
 from aioenvs.batched.base import AsyncEnvs
-from aioenvs.batched.forwarding import Forwarding, documented_by
+from aioenvs.batched.forwarding import Forwarding, documented_by, started_for_attribute
 from aioenvs.batched.owner import AsyncBatchedEnv
 from aioenvs.batched.steps import AsyncSteps
 from aioenvs.batched.views import AsyncView
 from aioenvs.engine.driving import awaited
+from aioenvs.errors import shown
 from aioenvs.hints import Instead, no_writeback
 from aioenvs.rollout import Steps
 from aioenvs.specs import Composite
@@ -59,7 +60,7 @@ class BatchedEnvBase(Forwarding):
     def _known(self) -> AsyncEnvs:
         """The envs, of which it is known what they look like."""
         if self._env._last_signature() is None:
-            self.start()
+            started_for_attribute(self.start)
         return self._env
 
     @property
@@ -117,7 +118,7 @@ class BatchedEnvBase(Forwarding):
 
     @device.setter
     def device(self, value: Any) -> NoReturn:
-        raise RuntimeError(f"device cannot be set; use env.to({value!r})")
+        raise RuntimeError(f"device cannot be set; use env.to({shown(value)})")
 
     @property
     def is_closed(self) -> bool:  # type: ignore[override]

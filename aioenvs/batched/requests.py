@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from aioenvs.batched.exchange import Rows
 from aioenvs.engine.adapters import ResetArguments
 from aioenvs.engine.seeding import as_python, seed_chain
-from aioenvs.errors import describe_envs
+from aioenvs.errors import describe_envs, shown
 from aioenvs.hints import describe
 from aioenvs.mdp import flat_key, reset_mask
 from aioenvs.trees import Key
@@ -102,13 +102,13 @@ def named_envs(
         return tuple(envs)
     dtype = index.dtype if isinstance(index, torch.Tensor) else None
     if dtype is None or dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
-        raise TypeError(f"expected a tensor of integers as 'env_index', found {index!r}")
+        raise TypeError(f"expected a tensor of integers as 'env_index', found {shown(index)}")
     if not index.ndim or not index.numel():
-        raise ValueError(f"expected the index of one env per row as 'env_index', found {index!r}")
+        raise ValueError(f"expected the index of one env per row as 'env_index', found {shown(index)}")
     index = read(index)
     named = _envs_in(index)
     if index.ndim > 1 and any(len(set(row)) > 1 for row in index.reshape(len(index), -1).tolist()):
-        raise ValueError(f"expected the index of one env per row as 'env_index', found {index!r}")
+        raise ValueError(f"expected the index of one env per row as 'env_index', found {shown(index)}")
     distinct = set(named)
     if unknown := distinct.difference(envs):
         raise ValueError(f"'env_index' names env {min(unknown)}, but there are only {describe_envs(envs)}")

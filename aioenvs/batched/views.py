@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from aioenvs.batched.base import AsyncEnvs
-from aioenvs.batched.scope import Scope
+from aioenvs.batched.scope import Running, Scope
 from aioenvs.batched.signature import Signature
-from aioenvs.errors import AioEnvsError
+from aioenvs.errors import AioEnvsError, ClosedError, shown
 
 if TYPE_CHECKING:
     from aioenvs.batched.owner import AsyncBatchedEnv
@@ -34,16 +34,16 @@ def chosen_envs(index: Any, count: int) -> tuple[int, ...]:
         if array.dtype == np.bool_:
             raise NotImplementedError("envs cannot be selected by a bool mask; use its nonzero() indices")
         if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
-            raise IndexError(f"expected an int, a slice or a list of ints as index of envs, found {index!r}")
+            raise IndexError(f"expected an int, a slice or a list of ints as index of envs, found {shown(index)}")
         chosen = [operator.index(item) for item in array.reshape(-1).tolist()]
     if not len(chosen):
-        raise IndexError(f"the index {index!r} selects none of {count} envs")
+        raise IndexError(f"the index {shown(index)} selects none of {count} envs")
     for env in chosen:
         if not -count <= env < count:
             raise IndexError(f"index {env} is out of range for {count} envs")
     envs = tuple(env % count for env in chosen)
     if len(set(envs)) < len(envs):
-        raise IndexError(f"the index {index!r} selects an env twice, which can only be asked once at a time")
+        raise IndexError(f"the index {shown(index)} selects an env twice, which can only be asked once at a time")
     return envs
 
 
@@ -51,7 +51,8 @@ class AsyncView(AsyncEnvs):
     """Some envs of a batch; what `env[index]` returns.
 
     It has the methods of the whole. Views that share no env may be awaited at the same time. It keeps the whole alive,
-    starts it when it is used first, and leaves it open when it is closed. What `copy.copy` makes of it is a view of the
+    starts it when it is used first, and leaves it open when it is closed. Once the whole was closed, using the view
+    raises `ClosedError`, until somebody starts the whole again. What `copy.copy` makes of it is a view of the
     same whole; `copy.deepcopy` and a pickle make a view of a copy of the whole, which is not started, and is closed
     as `view.whole`.
 
@@ -73,7 +74,15 @@ class AsyncView(AsyncEnvs):
         self._known_of: Signature | None = None  # the whole's, when this one's became known
 
     async def _scope(self) -> Scope:
-        return (self._owner._running or await self._owner._started()).scope(self._envs)
+        return (self._owner._running or await self._started()).scope(self._envs)
+
+    async def _started(self) -> Running:
+        """What runs, started if need be, but not anew."""
+        if self._owner._was_closed:
+            raise ClosedError(
+                f"the envs of {self!r} were closed with the whole, which its views do not start again: start that"
+            )
+        return await self._owner._started()
 
     def _last_signature(self) -> Signature | None:
         whole = self._owner._last_signature()
@@ -90,14 +99,17 @@ class AsyncView(AsyncEnvs):
         """Start the whole, if it is not started.
 
         Cancelling it is as cancelling the start of the whole; but a start for which another task waits too goes on.
+
+        Raises:
+            ClosedError: If the whole was closed.
         """
-        await self._owner._started()
+        await self._started()
 
     async def close(self, *, raise_if_closed: bool = True) -> None:
         """Do nothing: the envs belong to the whole, and close with it. There is nothing in it to be cancelled."""
 
     async def __aenter__(self) -> Self:
-        await self._owner._started()
+        await self._started()
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -17,6 +17,7 @@ from aioenvs.batched.base import AsyncEnvs
 from aioenvs.collectors.visits import Visit, can_visit
 from aioenvs.device import Device, backend_of, named_device
 from aioenvs.engine.driving import awaited, driven
+from aioenvs.errors import shown
 from aioenvs.policies import Policy, as_policy, with_action
 from aioenvs.transfer import Transfer
 
@@ -52,7 +53,7 @@ class Actor:
             TypeError: If it cannot be called.
         """
         if policy is not None and not callable(policy):
-            raise TypeError(f"expected a policy that can be called, or None for random actions, got {policy!r}")
+            raise TypeError(f"expected a policy that can be called, or None for random actions, got {shown(policy)}")
         self._given = policy
         self._policy = _placed(policy, self._device)
         self._act = None
@@ -75,7 +76,7 @@ class Actor:
         if weights is None and self._policy is self._given:
             return
         if self.module is None:
-            raise TypeError(f"expected a policy with weights, a torch.nn.Module, but it is {self._policy!r}")
+            raise TypeError(f"expected a policy with weights, a torch.nn.Module, but it is {shown(self._policy)}")
         weights = self._given if weights is None else weights
         if isinstance(weights, TensorDictBase):
             TensorDict.from_module(self.module).data.update_(weights.data)

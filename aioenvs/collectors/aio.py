@@ -25,7 +25,7 @@ from aioenvs.collectors.trajectories import TrajectoryIds
 from aioenvs.collectors.ways import Way
 from aioenvs.device import Device, checked_device
 from aioenvs.engine.driving import driven
-from aioenvs.errors import ClosedError, ConcurrencyError
+from aioenvs.errors import ClosedError, ConcurrencyError, shown
 from aioenvs.hints import Instead
 from aioenvs.keywords import hints_at_keywords
 
@@ -109,9 +109,9 @@ class AsyncCollector(Progressing):
         close_env: bool = True,
     ) -> None:
         if isinstance(env, BatchedEnvBase):
-            raise TypeError(f"AsyncCollector needs an async env, but {env!r} is none: use Collector for it")
+            raise TypeError(f"AsyncCollector needs an async env, but {shown(env)} is none: use Collector for it")
         if not isinstance(env, AsyncEnvs):
-            raise TypeError(f"expected an AsyncParallelEnv, an AsyncSerialEnv or a view of one, got {env!r}")
+            raise TypeError(f"expected an AsyncParallelEnv, an AsyncSerialEnv or a view of one, got {shown(env)}")
         plan = Plan.of(
             env.num_workers,
             frames_per_batch=frames_per_batch,

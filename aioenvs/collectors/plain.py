@@ -17,6 +17,7 @@ from aioenvs.collectors.aio import AsyncCollector
 from aioenvs.collectors.progress import Progressing
 from aioenvs.device import Device
 from aioenvs.engine.portal import Immediate
+from aioenvs.errors import shown
 from aioenvs.hints import Instead
 from aioenvs.keywords import hints_at_keywords
 
@@ -72,9 +73,9 @@ class Collector(Progressing):
         close_env: bool = True,
     ) -> None:
         if isinstance(env, AsyncEnvs):
-            raise TypeError(f"Collector needs a sync env, but {env!r} is async: use AsyncCollector for it")
+            raise TypeError(f"Collector needs a sync env, but {shown(env)} is async: use AsyncCollector for it")
         if not isinstance(env, BatchedEnvBase):
-            raise TypeError(f"expected a ParallelEnv, a SerialEnv or a view of one, got {env!r}")
+            raise TypeError(f"expected a ParallelEnv, a SerialEnv or a view of one, got {shown(env)}")
         self._env = env
         self._collector = AsyncCollector(
             env._env,

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from aioenvs.errors import shown
+
 __all__ = ["Plan"]
 
 
@@ -93,7 +95,7 @@ class Plan:
 
 def _check_positive(name: str, value: Any, or_else: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+        raise TypeError(f"{name} must be an integer, got {shown(value)}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1{or_else}, got {value}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +23,7 @@ __all__ = [
     "GymRules",
     "Handling",
     "ResetArguments",
+    "at_path",
 ]
 
 # Where an info is among the objects of a region, and the last observation of an episode as the env has it; no value of
@@ -51,7 +53,7 @@ class Call(NamedTuple):
     Attributes:
         kind: "call" a method, "get" or "set" an attribute, take the "state_dict" or "load_state_dict", or "apply" to
             the env, where it has Gymnasium's signatures, the function that is the first of `args`.
-        name: Of the method or attribute.
+        name: Of the method or attribute; a path of names (`at_path`), unless it is to be set.
         args: For the method; or the one value to set or load.
         kwargs: For the method.
     """
@@ -74,6 +76,17 @@ class Attribute(NamedTuple):
     is_callable: bool
     value: Any = None
     error: Exception | None = None
+
+
+def at_path(first: Callable[[str], Any], path: str) -> Any:
+    """The attribute at the end of a path of names, such as `gauge.level`.
+
+    Args:
+        first: Finds the first one.
+        path: The names, with dots between them.
+    """
+    name, *rest = path.split(".")
+    return functools.reduce(getattr, rest, first(name))
 
 
 class GymRules(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 from aioenvs.engine.layout import Key, Leaf
 from aioenvs.engine.metadata import INPUT, NEXT, ROOT, EnvMetadata
 from aioenvs.engine.spaces import Alike, Numbers, SpaceLeaf, flatten
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 
 __all__ = [
     "ACTION_MASK",
@@ -109,7 +109,8 @@ def refuse_turns(env: Any, who: str) -> None:
     """
     if is_turn_based(env):
         raise TypeError(
-            f"{who} is the AEC env {env}, whose agents act one after the other; expected a pettingzoo.ParallelEnv, "
+            f"{who} is the AEC env {shown(env, str)}, whose agents act one after the other; expected a "
+            "pettingzoo.ParallelEnv, "
             "such as pettingzoo.utils.conversions.aec_to_parallel(env) makes of one whose agents all act in each "
             "cycle, and turn_based_aec_to_parallel(env) of others"
         )
@@ -180,22 +181,23 @@ def describe(env: Any, who: str, options: AgentOptions, seed: int | None = None)
     taken = sorted(name for name in grouped if name in RESERVED)
     if taken:
         raise SpecMismatchError(
-            f"{who} has the groups {taken!r}, keys that are taken; give them other names by group_map"
+            f"{who} has the groups {shown(taken)}, keys that are taken; give them other names by group_map"
         )
     if sum(map(len, grouped.values())) != len(agents):
         raise SpecMismatchError(
-            f"{who} has agents whose names do not tell their groups apart, {list(agents)!r}; group them by group_map"
+            f"{who} has agents whose names do not tell their groups apart, {shown(list(agents))}; "
+            "group them by group_map"
         )
     result = env.reset() if seed is None else env.reset(seed=seed)
     if not isinstance(result, tuple) or len(result) != 2 or not all(isinstance(part, Mapping) for part in result):
-        raise SpecMismatchError(f"{who}: reset must return the dicts (observations, infos), found {result!r}")
+        raise SpecMismatchError(f"{who}: reset must return the dicts (observations, infos), found {shown(result)}")
     infos = {name: info for name, info in result[1].items() if isinstance(info, Mapping)}
     groups = tuple(
         _group(who, name, [agents[agent] for agent in names], [infos[agent] for agent in names if agent in infos])
         for name, names in grouped.items()
     )
     state = _state(env, who) if options.return_state else None
-    return Description(groups, state, _metadata(str(env), groups, state, options))
+    return Description(groups, state, _metadata(shown(env, str), groups, state, options))
 
 
 def members_of(env: Any, who: str) -> dict[Any, Member]:
@@ -211,7 +213,7 @@ def members_of(env: Any, who: str) -> dict[Any, Member]:
     names = list(getattr(env, "possible_agents", None) or ())
     if not names or len(set(names)) < len(names):
         raise SpecMismatchError(
-            f"{who} ({env}) must have agents, of different names, as possible_agents, found {names!r}"
+            f"{who} ({shown(env, str)}) must have agents, of different names, as possible_agents, found {shown(names)}"
         )
     agents = {}
     for name in names:
@@ -219,7 +221,8 @@ def members_of(env: Any, who: str) -> dict[Any, Member]:
         for kind, space in zip(("observation", "action"), spaces, strict=True):
             if not hasattr(space, "sample"):
                 raise SpecMismatchError(
-                    f"{who} ({env}) must have a Gymnasium space as {kind}_space({name!r}), found {space!r}"
+                    f"{who} ({shown(env, str)}) must have a Gymnasium space as {kind}_space({shown(name)}), found "
+                    f"{shown(space)}"
                 )
         agents[name] = Member(name, *spaces)
     return agents
@@ -239,8 +242,8 @@ def _group(who: str, name: str, agents: Sequence[Member], infos: Sequence[Mappin
     found = {np.shape(info[ACTION_MASK]) if ACTION_MASK in info else None for info in infos}
     if len(shapes) > 1 or (len(found) > 1 and shapes == {None}):
         raise SpecMismatchError(
-            f"{who}: the agents {[member.name for member in members]!r} of the group {name!r} have action masks of "
-            "different shapes, or some have none; put them into groups of their own by group_map"
+            f"{who}: the agents {shown([member.name for member in members])} of the group {shown(name)} have action "
+            "masks of different shapes, or some have none; put them into groups of their own by group_map"
         )
     shape, origin = shapes.pop(), "observation"
     if shape is None and found:
@@ -255,9 +258,9 @@ def _different(
 ) -> SpecMismatchError:
     (first, _), (second, _) = one, other
     return SpecMismatchError(
-        f"{who}: the agents of the group {group!r} need {kind} spaces of one shape and dtype, found "
-        f"{getattr(first, kind)!r} of {first.name!r} and {getattr(second, kind)!r} of {second.name!r}; "
-        "put them into groups of their own by group_map"
+        f"{who}: the agents of the group {shown(group)} need {kind} spaces of one shape and dtype, found "
+        f"{shown(getattr(first, kind))} of {shown(first.name)} and {shown(getattr(second, kind))} of "
+        f"{shown(second.name)}; put them into groups of their own by group_map"
     )
 
 
@@ -289,10 +292,10 @@ def _state(env: Any, who: str) -> Any:
     try:
         example = env.state()
     except (AttributeError, NotImplementedError) as error:
-        raise SpecMismatchError(f"{who} ({env}) has no state(); leave out return_state=True") from error
+        raise SpecMismatchError(f"{who} ({shown(env, str)}) has no state(); leave out return_state=True") from error
     array = np.asarray(example)
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise SpecMismatchError(f"{who}: expected an array of numbers as state(), found {example!r}")
+        raise SpecMismatchError(f"{who}: expected an array of numbers as state(), found {shown(example)}")
     return Numbers(array.dtype.newbyteorder("=").str, array.shape)
 
 

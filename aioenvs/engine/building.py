@@ -12,7 +12,7 @@ from aioenvs.engine.agents import has_agents, refuse_turns
 from aioenvs.engine.coroutines import CoroutineAdapter, has_coroutines, refuse_coroutines
 from aioenvs.engine.gym_adapter import GymAdapter
 from aioenvs.engine.pettingzoo_adapter import PettingZooAdapter
-from aioenvs.errors import SpecMismatchError, describe_envs
+from aioenvs.errors import SpecMismatchError, describe_envs, shown
 
 __all__ = ["adapt", "build", "refuse_shared"]
 
@@ -65,7 +65,7 @@ def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:
         TypeError: If there is none; the message says what was found.
     """
     if isinstance(env, type) or not callable(getattr(env, "reset", None)) or not callable(getattr(env, "step", None)):
-        found = f"the class {env.__name__}" if isinstance(env, type) else repr(env)
+        found = f"the class {env.__name__}" if isinstance(env, type) else shown(env)
         raise TypeError(
             f"the factory of env {env_index} returned {found}; it must return an env, with methods reset and step"
             f"{', and so cannot be an `async def`' if inspect.iscoroutine(env) else ''}"
@@ -75,12 +75,14 @@ def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:
         adapter: EnvAdapter = importlib.import_module("aioenvs.envs.through").adapted(env, env_index, handling)
         return adapter
     if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
-        raise TypeError(f"the factory of env {env_index} returned the vector env {env!r}; it must return a single env")
+        raise TypeError(
+            f"the factory of env {env_index} returned the vector env {shown(env)}; it must return a single env"
+        )
     if has_agents(env):
         refuse_turns(env, f"env {env_index}")
         if has_coroutines(env):
             raise SpecMismatchError(
-                f"env {env_index} ({env}) has PettingZoo's signatures and coroutine functions; "
+                f"env {env_index} ({shown(env, str)}) has PettingZoo's signatures and coroutine functions; "
                 "those are for envs with Gymnasium's signatures"
             )
         return PettingZooAdapter(env, env_index, generators=handling.generators)

@@ -159,7 +159,7 @@ class Withheld(Sequence[Any]):
     """
 
     def __init__(self, error: Exception, count: int) -> None:
-        self._error = error
+        self.error = error
         self._count = count
 
     @overload
@@ -169,10 +169,10 @@ class Withheld(Sequence[Any]):
     def __getitem__(self, index: slice) -> NoReturn: ...
 
     def __getitem__(self, index: Any) -> NoReturn:
-        raise self._error.with_traceback(None)
+        raise self.error.with_traceback(None)
 
     def __len__(self) -> int:
         return self._count
 
     def __repr__(self) -> str:
-        return f"<values of {self._count} envs, withheld: {self._error}>"
+        return f"<values of {self._count} envs, withheld: {self.error}>"

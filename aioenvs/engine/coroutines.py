@@ -10,7 +10,7 @@ from typing import Any
 from aioenvs.engine.adapters import PLAIN_RULES, Attribute, Call, GymRules, ResetArguments
 from aioenvs.engine.copying import received
 from aioenvs.engine.gym_adapter import METHODS, GymRows
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 
 __all__ = ["CoroutineAdapter", "has_coroutines", "refuse_coroutines"]
 
@@ -83,8 +83,8 @@ def refuse_coroutines(env: Any, env_index: int) -> None:
     for name in (*METHODS, "_reset", "_step"):
         if _is_coroutine(env, name):
             raise SpecMismatchError(
-                f"{name} of env {env_index} ({env!r}), which deals in TensorDicts, is a coroutine function; those are "
-                "for envs with Gymnasium's signatures and spaces"
+                f"{name} of env {env_index} ({shown(env)}), which deals in TensorDicts, is a coroutine function; "
+                "those are for envs with Gymnasium's signatures and spaces"
             )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from numbers import Real
 from typing import Any, NamedTuple
 
+from aioenvs.errors import shown
+
 __all__ = ["TURNS", "Deadline", "check_seconds", "done_within", "drop", "hear", "outlast"]
 
 TURNS = 10  # of the loop, in which what came while it did not run gets to whoever waits for it
@@ -63,7 +65,7 @@ def check_seconds(seconds: Any, name: str) -> None:
     except OverflowError:
         valid = False
     if not valid:
-        raise ValueError(f"expected {name} to be a number of seconds, at least 0, or None, found {seconds!r}")
+        raise ValueError(f"expected {name} to be a number of seconds, at least 0, or None, found {shown(seconds)}")
 
 
 async def done_within(futures: Collection[asyncio.Future[Any]], seconds: float | None) -> bool:

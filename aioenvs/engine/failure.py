@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import cloudpickle
 
-from aioenvs.errors import RemoteEnvError, WorkerStartError
+from aioenvs.errors import Likeness, RemoteEnvError, WorkerStartError
 
 __all__ = [
     "Failure",
@@ -21,6 +22,7 @@ __all__ = [
     "annotate",
     "attributed",
     "capture",
+    "captured_start",
     "factory_error",
     "locate",
     "passable",
@@ -48,12 +50,14 @@ class Failure:
         summary: `Type: message`, also if the exception's own `__str__` raises.
         trace: The worker's formatted traceback.
         pickled: The exception, or None where a round trip does not give it back.
+        likeness: What a start error can be caught as because of it, pickled; None if that is not known here.
     """
 
     where: str
     summary: str
     trace: str
     pickled: bytes | None
+    likeness: bytes | None = None
 
 
 def locate(env_index: int, command: str) -> str:
@@ -135,17 +139,29 @@ def passable(error: BaseException) -> Exception:
     return error if _is_passable(error) else _stand_in(error)
 
 
-def factory_error(env: int, what: str, *, envs: Sequence[int], pid: int | None = None) -> WorkerStartError:
+def factory_error(
+    env: int, original: BaseException | Failure, *, envs: Sequence[int], pid: int | None = None
+) -> WorkerStartError:
     """What a start raises, from the exception of a factory.
 
     Args:
         env: Whose factory.
-        what: The exception in a line.
+        original: The exception, which becomes the cause; or what a worker sent of it.
         envs: All envs that are not started because of it.
         pid: In which process, if it was another one.
     """
     where = "" if pid is None else f" in process {pid}"
-    return WorkerStartError(f"the factory of env {env} failed{where}: {what}", env_index=envs, pid=pid)
+    if isinstance(original, BaseException):
+        what, cause, likeness = summary(original), passable(original), Likeness.of(original)
+    else:
+        what, cause, likeness = original.summary, rebuild(original), _loaded(original.likeness)
+    message = f"the factory of env {env} failed{where}: {what}"
+    if likeness is None:
+        error = WorkerStartError(message, env_index=envs, pid=pid)
+    else:
+        error = WorkerStartError.like(likeness, message, env_index=envs, pid=pid)
+    error.__cause__ = cause
+    return error
 
 
 def capture(error: BaseException, env_index: int, command: str) -> Failure:
@@ -155,6 +171,51 @@ def capture(error: BaseException, env_index: int, command: str) -> Failure:
     except Exception:
         trace = "".join(traceback.format_tb(error.__traceback__)) + summary(error)
     return Failure(locate(env_index, command), summary(error), trace, _pickle(error))
+
+
+def captured_start(error: BaseException, env_index: int) -> Failure:
+    """The same for what a factory raised."""
+    return dataclasses.replace(capture(error, env_index, "start"), likeness=_portable(Likeness.of(error)))
+
+
+def _portable(likeness: Likeness | None) -> bytes | None:
+    """The pickle of a likeness, with as much of it as can be pickled."""
+    if likeness is None:
+        return None
+    attributes = {name: value for name, value in likeness.attributes.items() if _travels(value)}
+    args = likeness.args if _travels(likeness.args) else ()
+    try:
+        data: bytes = cloudpickle.dumps(Likeness(likeness.kind, args, attributes))
+    except Exception:
+        return None
+    return data
+
+
+def _travels(value: Any) -> bool:
+    try:
+        cloudpickle.loads(cloudpickle.dumps(value))
+    except BaseException:  # whatever its methods do
+        return False
+    return True
+
+
+def _loaded(likeness: bytes | None) -> Likeness | None:
+    """A likeness that came from another process, of a class of this one."""
+    if likeness is None:
+        return None
+    try:
+        found: Likeness = cloudpickle.loads(likeness)
+    except Exception:
+        return None
+    return dataclasses.replace(found, kind=_here(found.kind))
+
+
+def _here(kind: type[Any]) -> type[Any]:
+    """The class that this process knows by the name of one that came by value, as those of a fork's script do."""
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found if isinstance(found, type) else kind
 
 
 def _pickle(error: BaseException) -> bytes | None:
@@ -176,4 +237,7 @@ def rebuild(failure: Failure) -> Exception:
             error = cloudpickle.loads(failure.pickled)
     if not isinstance(error, Exception):
         error = RemoteEnvError(failure.summary)
+    if (kind := _here(type(error))) is not type(error):
+        with contextlib.suppress(Exception):
+            error.__class__ = kind
     return annotate(error, f"{failure.where}:\n{failure.trace.rstrip()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aioenvs.engine.adapters import FINAL, INFO, PLAIN_RULES, Attribute, Call, GymRules, ResetArguments
+from aioenvs.engine.adapters import FINAL, INFO, PLAIN_RULES, Attribute, Call, GymRules, ResetArguments, at_path
 from aioenvs.engine.copying import copied, received, received_dict
 from aioenvs.engine.infos import check_ends
 from aioenvs.engine.layout import Arrays, Key, Leaf
@@ -41,7 +42,7 @@ from aioenvs.engine.spaces import (
     writer,
 )
 from aioenvs.engine.streams import Generators, TrialStreams
-from aioenvs.errors import SpecMismatchError, reset_needed
+from aioenvs.errors import SpecMismatchError, reset_needed, shown
 
 __all__ = ["DONE_KEYS", "METHODS", "REWARD_KEY", "GymAdapter", "GymRows", "refuse_generators"]
 
@@ -219,7 +220,7 @@ class GymRows:
     def _note(self, region: str, info: Any) -> None:
         """Keep an info, if there is anything in it, until the outcome goes out."""
         if not isinstance(info, dict):
-            raise SpecMismatchError(f"{self._who}: expected a dict as info, found {info!r}")
+            raise SpecMismatchError(f"{self._who}: expected a dict as info, found {shown(info)}")
         if info:
             if self._rules.batches_infos:
                 check_ends(info, self._who)
@@ -240,12 +241,12 @@ class GymRows:
         if inspect.iscoroutine(result):
             result.close()
             hint = "; to be awaited, it has to come from an async def of the env itself, not from within a wrapper"
-        return SpecMismatchError(f"{self._who}: {expected}, found {result!r}{hint}")
+        return SpecMismatchError(f"{self._who}: {expected}, found {shown(result)}{hint}")
 
     def _flag(self, name: str, value: Any) -> bool:
         if isinstance(value, np.bool_ | int) or (isinstance(value, np.ndarray) and value.size == 1):
             return bool(value)
-        raise SpecMismatchError(f"{self._who}: expected a bool as {name}, found {value!r}")
+        raise SpecMismatchError(f"{self._who}: expected a bool as {name}, found {shown(value)}")
 
     def _scalar(self, reward: Any, name: str = "reward") -> float:
         """A reward of any numeric type as a float, if there is room for it; NaN and infinity are the env's to give."""
@@ -261,7 +262,7 @@ class GymRows:
         return value
 
     def _bad_reward(self, expected: str, name: str, reward: Any) -> SpecMismatchError:
-        return SpecMismatchError(f"{self._who}: expected {expected} as {name}, found {reward!r}")
+        return SpecMismatchError(f"{self._who}: expected {expected} as {name}, found {shown(reward)}")
 
     def accept(self, objects: Objects) -> None:
         self._objects[INPUT].update(received(objects))
@@ -278,9 +279,8 @@ class GymRows:
             if not hasattr(self.env, kind):
                 return "call", _keep_nothing  # as a plain Gymnasium env does
             kind, name = "call", kind
-        return kind, self.env.get_wrapper_attr(name) if hasattr(self.env, "get_wrapper_attr") else getattr(
-            self.env, name
-        )
+        own = getattr(self.env, "get_wrapper_attr", None)
+        return kind, at_path(own or functools.partial(getattr, self.env), name)
 
     def _apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(self.env, *args, **kwargs)
@@ -352,17 +352,19 @@ def refuse_generators(env: Any, who: str) -> None:
         method = getattr(env, name, None)
         if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
             raise SpecMismatchError(
-                f"{name} of {who} ({env!r}) is a generator function, as it has a yield; it must return its result"
+                f"{name} of {who} ({shown(env)}) is a generator function, as it has a yield; it must return its result"
             )
 
 
 def _describe(env: Any, who: str, reward: str) -> EnvMetadata:
     refuse_generators(env, who)
-    name = str(env)
+    name = shown(env, str)
     for attribute in ("observation_space", "action_space"):
         space = getattr(env, attribute, None)
         if space is None or not hasattr(space, "sample"):
-            raise SpecMismatchError(f"{who} ({name}) must have a Gymnasium space as its {attribute}, found {space!r}")
+            raise SpecMismatchError(
+                f"{who} ({name}) must have a Gymnasium space as its {attribute}, found {shown(space)}"
+            )
     observation = flatten(env.observation_space, observation_key(env.observation_space))
     action = flatten(env.action_space, ACTION)
     outcome = [Leaf(REWARD_KEY, reward, (1,)), *(Leaf(key, "|b1", (1,)) for key in DONE_KEYS)]

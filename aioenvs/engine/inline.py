@@ -14,7 +14,7 @@ from aioenvs.engine.building import refuse_shared
 from aioenvs.engine.concurrency import ConcurrentHost
 from aioenvs.engine.copying import arguments, received
 from aioenvs.engine.deadlines import Deadline, outlast
-from aioenvs.engine.failure import advised, factory_error, passable, summary
+from aioenvs.engine.failure import advised, factory_error, passable
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.memory import own_memory
 from aioenvs.engine.pool import Lease, Pool, Selection, Steps, closed_meanwhile, wrong_loop
@@ -74,9 +74,8 @@ class InlinePool(Pool):
                 try:
                     self._host.build(env, factory, arguments(kwargs, keeps_graph=True))
                 except Exception as error:
-                    failure = factory_error(env, summary(error), envs=[env])
-                    failure.__cause__ = error
-                    raise advised(failure) from error
+                    failed = factory_error(env, error, envs=[env])
+                    raise advised(failed) from failed.__cause__
             refuse_shared(self._host.cores)
             buffer = self._lay_out(self._host.metadata, own_memory)
             self._host.attach(self._places, buffer)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aioenvs.engine.layout import Key, Layout, Leaf
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 
 __all__ = [
     "INPUT",
@@ -172,8 +172,8 @@ def check_unchanged(env: int, expected: EnvMetadata, found: EnvMetadata) -> None
     if found.structure != expected.structure or found.specs != expected.specs:
         what, before, now = _difference("", expected.specs, found.specs) or ("structure", expected.name, found.name)
         raise SpecMismatchError(
-            f"env {env} was built anew and differs from what it was: expected {before!r} as {what}, found {now!r}; "
-            "a factory must always make the same kind of env"
+            f"env {env} was built anew and differs from what it was: expected {shown(before)} as {what}, found "
+            f"{shown(now)}; a factory must always make the same kind of env"
         )
 
 

@@ -23,7 +23,7 @@ from aioenvs.engine.metadata import (
 from aioenvs.engine.seats import Ended, Region, Seat
 from aioenvs.engine.spaces import Objects, Reader, reader
 from aioenvs.engine.streams import Generators
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 
 __all__ = ["PettingZooAdapter"]
 
@@ -156,17 +156,17 @@ class PettingZooAdapter(GymAdapter):
             missing = [what for what, values in zip(OUTCOME[1:4], entries, strict=True) if name not in values]
             if missing:
                 raise SpecMismatchError(
-                    f"{self._who}: expected an entry for agent {name!r}, which has an observation, in each dict of a "
-                    f"step, found none in {' and '.join(missing)}"
+                    f"{self._who}: expected an entry for agent {shown(name)}, which has an observation, in each dict "
+                    f"of a step, found none in {' and '.join(missing)}"
                 )
         reward = rewards.get(name, 0.0)
         if type(reward) is not float or abs(reward) > self._reward_max:
-            reward = self._scalar(reward, f"reward of agent {name!r}")
+            reward = self._scalar(reward, f"reward of agent {shown(name)}")
         terminated, truncated = terminations.get(name, False), truncations.get(name, False)
         if type(terminated) is not bool:
-            terminated = self._flag(f"termination of agent {name!r}", terminated)
+            terminated = self._flag(f"termination of agent {shown(name)}", terminated)
         if type(truncated) is not bool:
-            truncated = self._flag(f"truncation of agent {name!r}", truncated)
+            truncated = self._flag(f"truncation of agent {shown(name)}", truncated)
         # one that has left has reached its end, whether the env says so or not
         seat.take(reward, terminated or not (truncated or acts or expected), truncated)
 
@@ -174,7 +174,7 @@ class PettingZooAdapter(GymAdapter):
         """The dicts of a result, of agents that are known; but for infos, in which there may be others."""
         for name, values in zip(names, result, strict=True):
             if type(values) is not dict and not isinstance(values, Mapping):
-                raise SpecMismatchError(f"{self._who}: expected a dict by agent as {name}, found {values!r}")
+                raise SpecMismatchError(f"{self._who}: expected a dict by agent as {name}, found {shown(values)}")
             if name != "infos" and not self._spaces.keys() >= values.keys():
                 raise self._unknown(name, values)
         return result
@@ -182,8 +182,8 @@ class PettingZooAdapter(GymAdapter):
     def _unknown(self, what: str, names: Any) -> SpecMismatchError:
         unknown = [name for name in names if name not in self._spaces]
         return SpecMismatchError(
-            f"{self._who}: expected {what} of agents among possible_agents, {list(self._spaces)!r}, "
-            f"found also {unknown!r}"
+            f"{self._who}: expected {what} of agents among possible_agents, {shown(list(self._spaces))}, "
+            f"found also {shown(unknown)}"
         )
 
     def _present(self, observations: Mapping[Any, Any]) -> dict[Any, None]:
@@ -194,13 +194,13 @@ class PettingZooAdapter(GymAdapter):
         missing = [name for name in acting if name not in observations]
         if missing:
             raise SpecMismatchError(
-                f"{self._who}: expected an observation of each agent in env.agents, {list(acting)!r}, "
-                f"found none of {missing!r}"
+                f"{self._who}: expected an observation of each agent in env.agents, {shown(list(acting))}, "
+                f"found none of {shown(missing)}"
             )
         if not self._options.use_mask and len(observations) < len(self._spaces):
             absent = [name for name in self._spaces if name not in observations]
             raise SpecMismatchError(
-                f"{self._who}: the agents {absent!r} are not there; wrap the env, "
+                f"{self._who}: the agents {shown(absent)} are not there; wrap the env, "
                 "aioenvs.PettingZooWrapper(env, use_mask=True), so that each group has a mask that says which are"
             )
         return acting
@@ -211,8 +211,8 @@ class PettingZooAdapter(GymAdapter):
             space = self.env.action_space(name)
             if space is not member.action and space != member.action:
                 raise SpecMismatchError(
-                    f"{self._who}: expected the action space of agent {name!r} to stay {member.action!r}, "
-                    f"found {space!r}; PettingZoo's rule is that an agent's spaces never change"
+                    f"{self._who}: expected the action space of agent {shown(name)} to stay {shown(member.action)}, "
+                    f"found {shown(space)}; PettingZoo's rule is that an agent's spaces never change"
                 )
 
     def _write_state(self, region: Region) -> None:

@@ -18,7 +18,7 @@ from aioenvs.engine.ray_workers import RayActor, RayChannel
 from aioenvs.engine.replacing import ReplacingPool, WorkerOptions
 from aioenvs.engine.restarting import Restarting
 from aioenvs.engine.supervision import Worker
-from aioenvs.errors import AioEnvsError
+from aioenvs.errors import AioEnvsError, shown
 
 __all__ = ["RayPool", "RestartingRayPool"]
 
@@ -104,7 +104,7 @@ class RayPool(ReplacingPool):
         worker = self._workers.get(index)
         if worker is None or worker.process.pid is not None:
             return ""
-        asked = ", ".join(f"{name}={value!r}" for name, value in self._asked.items())
+        asked = ", ".join(f"{name}={shown(value)}" for name, value in self._asked.items())
         found = await ray_cluster.aside(ray_cluster.resources)
         return (
             f": Ray has found no place for it. Each of {len(self.groups)} hosts asks for {asked}; of the cluster, "

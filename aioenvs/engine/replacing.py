@@ -17,7 +17,7 @@ import cloudpickle
 
 from aioenvs.engine.adapters import PLAIN_RULES, GymRules
 from aioenvs.engine.answering import AnsweringPool, all_or_none
-from aioenvs.engine.failure import Failure, factory_error, rebuild
+from aioenvs.engine.failure import factory_error, rebuild
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.metadata import EnvMetadata, check_unchanged
 from aioenvs.engine.pool import Selection, Timeouts, closed_meanwhile
@@ -172,7 +172,8 @@ class ReplacingPool(AnsweringPool):
         except OSError as error:
             raise self._start_error(index, f"could not be started: {error}") from error
         if reply.opcode is Opcode.FAILED:
-            raise _factory_error(pickle.loads(reply.body), worker)
+            ((env, failure),) = pickle.loads(reply.body).items()
+            raise factory_error(env, failure, envs=worker.envs, pid=worker.process.pid)
         descriptions: list[EnvMetadata] = cloudpickle.loads(reply.body)
         return descriptions
 
@@ -385,10 +386,3 @@ def _decoded(reply: Frame) -> Outcome:
         outcome.failures = {env: rebuild(failure) for env, failure in failures.items()}
         outcome.values = {env: cloudpickle.loads(value) for env, value in values.items()}
     return outcome
-
-
-def _factory_error(failures: dict[int, Failure], worker: Worker) -> WorkerStartError:
-    env, failure = next(iter(failures.items()))
-    error = factory_error(env, failure.summary, envs=worker.envs, pid=worker.process.pid)
-    error.__cause__ = rebuild(failure)
-    return error

@@ -235,7 +235,7 @@ class Restarting(ReplacingPool):
         worker = self._workers[index]
         worker.last_command, channel = Opcode.RESET, worker.channel
         try:
-            async with asyncio.timeout(self.timeouts.start):
+            async with asyncio.timeout(self.timeouts.start) as clock:
                 outcome = self._merge([await channel.request(Opcode.RESET, (), (), arguments)])
                 outcome.raise_failure()
                 if unused:
@@ -243,6 +243,8 @@ class Restarting(ReplacingPool):
                     body = self._enclose(unused, unused)
                     self._merge([await channel.request(Opcode.SEED, (), positions, body)]).raise_failure()
         except TimeoutError:
+            if not clock.expired():  # an env's own
+                raise
             raise self._start_error(index, f"did not reset its envs within {self.timeouts.start} s") from None
         for env in envs:
             rows = [row.copy() for row in self._next_root(env)[1]]

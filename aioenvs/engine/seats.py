@@ -10,7 +10,7 @@ import numpy as np
 from aioenvs.engine.agents import ACTION_MASK, DONE_NAMES, STATE, AgentOptions, Group
 from aioenvs.engine.layout import Arrays
 from aioenvs.engine.spaces import Numbers, Objects, Writer, conform, writer
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 
 __all__ = ["Ended", "Region", "Seat"]
 
@@ -47,7 +47,7 @@ class Seat:
         allowed = entries.get(ACTION_MASK)
         if self._has_mask_inside:
             if not isinstance(observation, Mapping) or ACTION_MASK not in observation:
-                raise SpecMismatchError(f"{self._who}: expected a dict with an action mask, found {observation!r}")
+                raise SpecMismatchError(f"{self._who}: expected a dict with an action mask, found {shown(observation)}")
             allowed = observation[ACTION_MASK]
             observation = {name: value for name, value in observation.items() if name != ACTION_MASK}
         self._write(observation)

@@ -41,7 +41,7 @@ def integer_seed(seed: Any) -> int:
     """
     number = as_python(seed)
     if type(number) is not int:
-        raise TypeError(f"a seed must be an integer or None, got {seed!r}")
+        raise TypeError(f"a seed must be an integer or None, got {shown(seed)}")
     if number < 0:
         raise ValueError(f"a seed must not be negative, got {number}")
     return number

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple, Self
 
 import cloudpickle
 
+from aioenvs.engine.failure import summary
 from aioenvs.engine.passing import Passed
 from aioenvs.engine.shared import reducer_of
 from aioenvs.engine.worker import WorkerConfig
-from aioenvs.errors import WorkerStartError
+from aioenvs.errors import WorkerStartError, shown
 
 __all__ = ["Descriptors", "Shipment", "pack"]
 
@@ -187,7 +188,8 @@ def _pickle(env: int, factory: Any, kwargs: Mapping[str, Any], descriptors: Desc
                 "can share, or use mp_start_method='fork'"
             )
         raise WorkerStartError(
-            f"{_culprit(env, factory, kwargs)} cannot be pickled for a worker ({error}); {advice}", env_index=[env]
+            f"{_culprit(env, factory, kwargs)} cannot be pickled for a worker ({summary(error)}); {advice}",
+            env_index=[env],
         ) from error
 
 
@@ -198,8 +200,8 @@ def _culprit(env: int, factory: Any, kwargs: Mapping[str, Any]) -> str:
             with Descriptors() as descriptors:
                 _dumps(value, descriptors)
         except Exception:
-            return f"the argument {name!r} for the factory of env {env}, {value!r},"
-    return f"the factory of env {env}, {factory!r},"
+            return f"the argument {name!r} for the factory of env {env}, {shown(value)},"
+    return f"the factory of env {env}, {shown(factory)},"
 
 
 def _own_registrations() -> bytes | None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aioenvs.engine.copying import copied
 from aioenvs.engine.layout import Arrays, Key, Leaf
 from aioenvs.engine.metadata import interned
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 
 __all__ = [
     "Alike",
@@ -107,7 +107,9 @@ def flatten(space: Any, key: Key) -> list[SpaceLeaf]:
         return [SpaceLeaf(key, space, None)]
     dtype = np.dtype(space.dtype).newbyteorder("=")
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
-        raise SpecMismatchError(f"{space!r} at {key!r} has the dtype {dtype}, which tensors do not have; use float64")
+        raise SpecMismatchError(
+            f"{shown(space)} at {key!r} has the dtype {dtype}, which tensors do not have; use float64"
+        )
     return [SpaceLeaf(key, space, Leaf(key, dtype.str, tuple(space.shape)))]
 
 
@@ -188,7 +190,7 @@ def _container_writer(key: Key, who: str, parts: list[tuple[Any, Writer]]) -> Wr
         if not complete:
             names, where = [name for name, _ in parts], f"at {key!r}" if key else "as observation"
             raise SpecMismatchError(
-                f"{_prefix(who)}expected a value with exactly the members {names!r} {where}, found {value!r}"
+                f"{_prefix(who)}expected a value with exactly the members {shown(names)} {where}, found {shown(value)}"
             )
         for store, member in members:
             store(member)
@@ -248,7 +250,7 @@ def conform(
     kinds = "iuf" if whole else "iu"
     numbers = found.dtype.kind in kinds and dtype.kind in "iu"  # whether their values fit is seen below
     if found.shape != shape or not (numbers or np.can_cast(found.dtype, dtype, "same_kind")):
-        what = f"{value!r}" if found.dtype == object else f"{found.dtype} of shape {found.shape}"
+        what = shown(value) if found.dtype == object else f"{found.dtype} of shape {found.shape}"
         raise SpecMismatchError(f"{expected}, found {what}")
     with np.errstate(over="ignore", invalid="ignore"):
         cast = found.astype(dtype)
@@ -258,7 +260,7 @@ def conform(
     else:
         fits = dtype.kind != "f" or np.array_equal(np.isfinite(cast), np.isfinite(found))
     if not fits:
-        raise SpecMismatchError(f"{expected}, found values of {found.dtype} that do not fit: {value!r}")
+        raise SpecMismatchError(f"{expected}, found values of {found.dtype} that do not fit: {shown(value)}")
     return cast
 
 

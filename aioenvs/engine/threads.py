@@ -19,7 +19,7 @@ from aioenvs.engine.beside import PlainThread
 from aioenvs.engine.building import refuse_shared
 from aioenvs.engine.concurrency import Batch, ConcurrentHost
 from aioenvs.engine.copying import arguments, received
-from aioenvs.engine.failure import factory_error, passable, summary
+from aioenvs.engine.failure import factory_error, passable
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.layout import Layout
 from aioenvs.engine.memory import own_memory
@@ -248,7 +248,7 @@ class HostThread:
             try:
                 self._host.build(env, self._factories[env], arguments(self._kwargs[env]))
             except BaseException as error:
-                raise factory_error(env, summary(error), envs=self.envs) from passable(error)
+                raise (failed := factory_error(env, error, envs=self.envs)) from failed.__cause__
         return copy.deepcopy(self._host.metadata)
 
     def attach(self, places: Iterable[tuple[Sequence[int], Layout]], buffer: Any) -> None:
@@ -323,9 +323,11 @@ class ThreadPool(AnsweringPool):
                 f"the thread of {describe_envs(thread.envs)} could not be started: {error}", env_index=thread.envs
             ) from error
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(limit) as clock:
                 found: list[EnvMetadata] = await thread.ask(thread.build)
         except TimeoutError:
+            if not clock.expired():  # a factory's own
+                raise
             raise WorkerStartError(
                 f"the thread of {describe_envs(thread.envs)} did not build its envs within {limit} s (start_timeout); "
                 f"the factory of env {thread.building} has not returned",

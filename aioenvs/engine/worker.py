@@ -18,7 +18,7 @@ import numpy as np
 from aioenvs.engine import passing, returning
 from aioenvs.engine.adapters import PLAIN_RULES, GymRules, Handling
 from aioenvs.engine.building import refuse_shared
-from aioenvs.engine.failure import capture
+from aioenvs.engine.failure import capture, captured_start
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.metadata import interned
@@ -187,7 +187,7 @@ class Worker:
             return Opcode.DONE, returning.dumps(interned(self.host.metadata))
         except Exception as error:
             env = config.env_index[min(len(self.host), len(config.env_index) - 1)]
-            return Opcode.FAILED, pickle.dumps({env: capture(error, env, "start")})
+            return Opcode.FAILED, pickle.dumps({env: captured_start(error, env)})
         finally:
             passing.drop_received()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from aioenvs.engine.adapters import CALLERS, Attribute, Call, Handling, ResetArguments
+from aioenvs.engine.adapters import CALLERS, Attribute, Call, Handling, ResetArguments, at_path
 from aioenvs.engine.copying import received
 from aioenvs.engine.layout import Arrays, Leaf
 from aioenvs.engine.metadata import (
@@ -367,7 +368,7 @@ class TensorDictAdapter:
         kind, name, args, kwargs = call
         with self._streams, self._grads:
             if kind == "get":
-                found = getattr(self.env, name)
+                found = at_path(functools.partial(getattr, self.env), name)
                 return Attribute(True) if callable(found) else Attribute(False, found)
             if kind == "set":
                 if self._is_batch:  # its envs have the attribute
@@ -379,7 +380,7 @@ class TensorDictAdapter:
             if kind == "load_state_dict":
                 self.env.load_state_dict(*args, **kwargs)
                 return None
-            return getattr(self.env, name)(*args, **kwargs)
+            return at_path(functools.partial(getattr, self.env), name)(*args, **kwargs)
 
     def close(self) -> None:
         if not getattr(self.env, "is_closed", False):

@@ -15,7 +15,7 @@ from aioenvs.engine.seeding import seed_chain
 from aioenvs.envs.check import check_env_specs
 from aioenvs.envs.spec_index import INPUTS, OUTPUTS
 from aioenvs.envs.transitions import Transitions
-from aioenvs.errors import ClosedError
+from aioenvs.errors import ClosedError, shown
 from aioenvs.keywords import hints_at_keywords
 from aioenvs.peers import hint_at
 from aioenvs.rollout import RolloutOptions, Steps, drive, rollout
@@ -196,7 +196,7 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
     @device.setter
     def device(self, value: Any) -> None:
         if self.device is not None:
-            raise RuntimeError(f"device cannot be set; use env.to({value!r})")
+            raise RuntimeError(f"device cannot be set; use env.to({shown(value)})")
         self._move(as_device(value))
 
     def _move(self, device: torch.device) -> None:

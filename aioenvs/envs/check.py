@@ -10,7 +10,7 @@ import torch
 from tensordict import NonTensorStack, TensorDictBase
 
 from aioenvs.envs.spec_index import by_depth
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.keywords import hints_at_keywords
 from aioenvs.mdp import NestedKey, flat_key
 from aioenvs.specs import Composite, NonTensor, StackedComposite
@@ -104,7 +104,7 @@ def _rollouts(
         specs = {kind: getattr(env, f"full_{kind}_spec") for kind in (*ROOT, *NEXT)}
         differences = _differences(specs, env.fake_tensordict(), row, env.device, check_dtype)
         if differences:
-            raise SpecMismatchError("\n".join([f"what {env!r} gives differs from its specs:", *differences]))
+            raise SpecMismatchError("\n".join([f"what {shown(env)} gives differs from its specs:", *differences]))
 
     for stops in (True, False) if stop == "both" else (stop is None or stop,):
         yield {

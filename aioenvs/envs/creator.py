@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import cloudpickle
 
+from aioenvs.errors import shown
+
 __all__ = ["EnvCreator"]
 
 
@@ -40,13 +42,13 @@ class EnvCreator:
     ) -> None:
         if _is_env(create_env_fn):
             raise TypeError(
-                f"expected a function that makes an env, found the env {create_env_fn!r}; "
+                f"expected a function that makes an env, found the env {shown(create_env_fn)}; "
                 "pass a function that makes it, such as lambda: MyEnv()"
             )
         if not callable(create_env_fn):
-            raise TypeError(f"expected a function that makes an env, found {create_env_fn!r}")
+            raise TypeError(f"expected a function that makes an env, found {shown(create_env_fn)}")
         if create_env_kwargs is not None and not isinstance(create_env_kwargs, Mapping):
-            raise TypeError(f"expected a mapping as create_env_kwargs, found {create_env_kwargs!r}")
+            raise TypeError(f"expected a mapping as create_env_kwargs, found {shown(create_env_kwargs)}")
         if "share_memory" in kwargs:
             raise TypeError(
                 "EnvCreator takes no share_memory: it makes no env whose memory could be shared; leave it out"
@@ -73,8 +75,9 @@ class EnvCreator:
         return _rebuild, (cloudpickle.dumps((type(self), self.create_env_fn, self.create_env_kwargs)),)
 
     def __repr__(self) -> str:
-        name = getattr(self.create_env_fn, "__qualname__", None) or repr(self.create_env_fn)
-        return f"{type(self).__name__}({', '.join([name, *(f'{k}={v!r}' for k, v in self.create_env_kwargs.items())])})"
+        name = getattr(self.create_env_fn, "__qualname__", None) or shown(self.create_env_fn)
+        arguments = (f"{key}={shown(value)}" for key, value in self.create_env_kwargs.items())
+        return f"{type(self).__name__}({', '.join([name, *arguments])})"
 
 
 def _is_env(value: Any) -> bool:

@@ -17,7 +17,7 @@ from aioenvs.engine.metadata import NEXT
 from aioenvs.engine.streams import Generators
 from aioenvs.envs.info import Info, ReadsInfo
 from aioenvs.envs.wrapper import EnvWrapper
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.keywords import OWN, hints_at_keywords, keywords_of, passed_on
 from aioenvs.registry import find_spec
 from aioenvs.spaces import leaf_spec
@@ -69,7 +69,7 @@ class GymWrapper(ReadsInfo, EnvWrapper):
         _require_single(env, type(self).__name__)
         if tuple(batch_size):
             raise ValueError(
-                f"expected an empty batch_size, found {batch_size!r}; SerialEnv and ParallelEnv batch envs"
+                f"expected an empty batch_size, found {shown(batch_size)}; SerialEnv and ParallelEnv batch envs"
             )
         super().__init__(device=device, allow_done_after_reset=allow_done_after_reset)
         self._played = _Played(env, frame_skip)
@@ -177,7 +177,7 @@ class _Played:
 
     def __init__(self, env: Any, frame_skip: int | None) -> None:
         if frame_skip is not None and (not isinstance(frame_skip, int) or frame_skip < 1):
-            raise ValueError(f"expected a frame_skip of at least 1, or None, found {frame_skip!r}")
+            raise ValueError(f"expected a frame_skip of at least 1, or None, found {shown(frame_skip)}")
         self._env = env
         self._repeats = frame_skip or 1
         self.info: Info = {}
@@ -188,7 +188,7 @@ class _Played:
         return getattr(self._env, name)
 
     def __str__(self) -> str:
-        return str(self._env)
+        return shown(self._env, str)
 
     def reset(self, **kwargs: Any) -> Any:
         result = self._env.reset(**kwargs)
@@ -218,16 +218,16 @@ class _Played:
 
 def _require_single(env: Any, wrapper: str) -> None:
     if isinstance(env, str):
-        raise TypeError(f"{wrapper} wraps an env, found {env!r}; GymEnv({env!r}) makes one")
+        raise TypeError(f"{wrapper} wraps an env, found {shown(env)}; GymEnv({shown(env)}) makes one")
     if isinstance(env, type) or not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
-        raise TypeError(f"{wrapper} wraps an env, with methods reset and step, found {env!r}")
+        raise TypeError(f"{wrapper} wraps an env, with methods reset and step, found {shown(env)}")
     if has_agents(env):
-        raise TypeError(f"{wrapper} wraps an env of one agent, found {env!r}; PettingZooWrapper wraps it")
+        raise TypeError(f"{wrapper} wraps an env of one agent, found {shown(env)}; PettingZooWrapper wraps it")
     if inspect.iscoroutinefunction(env.step) or inspect.iscoroutinefunction(env.reset):
-        raise TypeError(f"{wrapper} wraps an env whose methods return results, found coroutine methods in {env!r}")
+        raise TypeError(f"{wrapper} wraps an env whose methods return results, found coroutine methods in {shown(env)}")
     if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
         raise TypeError(
-            f"{wrapper} wraps a single env, found the vector env {env!r}; "
+            f"{wrapper} wraps a single env, found the vector env {shown(env)}; "
             "give SerialEnv or ParallelEnv a function that makes one of its envs"
         )
 

@@ -16,7 +16,7 @@ from aioenvs.engine.infos import MAX_DEPTH, endless_info
 from aioenvs.engine.layout import Key
 from aioenvs.engine.metadata import find_collision
 from aioenvs.envs.spec_setters import SettableSpecs
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.mdp import NestedKey, flat_key
 from aioenvs.spaces import encoded
 from aioenvs.specs import Composite, NonTensor, TensorSpec, Unbounded
@@ -105,7 +105,7 @@ class default_info_dict_reader(BaseInfoDictReader):
                 spec[path] = leaf
             elif self.keys is not None:
                 raise ValueError(
-                    f"expected numbers of one shape at {path!r} in the info, found {values!r}; "
+                    f"expected numbers of one shape at {path!r} in the info, found {shown(values)}; "
                     "give the reader the entry's spec (NonTensor() for what is no number)"
                 )
         self._info_spec = spec
@@ -207,7 +207,9 @@ class ReadsInfo(SettableSpecs):
         spec = self._spec_of(reader, taken)
         collision = find_collision([flat_key(key) for key in spec.keys(True, True)], taken)
         if collision is not None:
-            raise SpecMismatchError(f"{self!r} already has something at {collision!r}; {reader!r} must write elsewhere")
+            raise SpecMismatchError(
+                f"{self!r} already has something at {collision!r}; {shown(reader)} must write elsewhere"
+            )
         placed = spec if self.device is None else spec.to(self.device)
         self.observation_spec = self.observation_spec.clone().update(placed)
         self._readers.append((reader, spec))
@@ -229,7 +231,7 @@ class ReadsInfo(SettableSpecs):
             RuntimeError: There is a reader already.
         """
         if self._readers:
-            raise RuntimeError(f"{self!r} already has the info readers {self.info_dict_reader!r}")
+            raise RuntimeError(f"{self!r} already has the info readers {shown(self.info_dict_reader)}")
         return self.set_info_dict_reader(info_dict_reader, ignore_private)
 
     def _keys_taken(self) -> list[Key]:
@@ -283,7 +285,7 @@ def _matched(keys: list[NestedKey] | None, spec: Any) -> Composite:
             raise ValueError(f"expected a spec of each key of {keys!r}, found {list(composite.keys(True))!r}")
         return composite
     if keys is None or len(spec) != len(keys):
-        raise ValueError(f"expected a spec for each key of {keys!r}, in their order, found {spec!r}")
+        raise ValueError(f"expected a spec for each key of {keys!r}, in their order, found {shown(spec)}")
     composite = Composite()
     for key, leaf in zip(keys, spec, strict=True):
         composite[key] = leaf

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
+from aioenvs.errors import shown
+
 __all__ = ["MarlGroupMapType", "check_marl_grouping"]
 
 
@@ -56,17 +58,17 @@ def check_marl_grouping(group_map: Mapping[str, Sequence[str]], agent_names: Seq
     ValueError: expected agents in each group, found none in ['rest']
     """
     if not agent_names:
-        raise ValueError(f"expected at least one agent, found {agent_names!r}")
+        raise ValueError(f"expected at least one agent, found {shown(agent_names)}")
     _refuse("expected agents of different names, found more than one called", _repeated(agent_names))
     if len(group_map) > len(agent_names):
         raise ValueError(
-            f"expected at most as many groups as agents, found {len(group_map)} groups, {list(group_map)!r}, "
-            f"for {len(agent_names)} agents, {list(agent_names)!r}"
+            f"expected at most as many groups as agents, found {len(group_map)} groups, {shown(list(group_map))}, "
+            f"for {len(agent_names)} agents, {shown(list(agent_names))}"
         )
     grouped = [agent for group in group_map.values() for agent in group]
     _refuse("expected agents in each group, found none in", [name for name, group in group_map.items() if not group])
     _refuse(
-        f"expected agents among {list(agent_names)!r}, found also",
+        f"expected agents among {shown(list(agent_names))}, found also",
         [agent for agent in dict.fromkeys(grouped) if agent not in agent_names],
     )
     _refuse("expected each agent in one place, found in several", _repeated(grouped))
@@ -79,4 +81,4 @@ def _repeated(names: Sequence[str]) -> list[str]:
 
 def _refuse(problem: str, culprits: Sequence[str]) -> None:
     if culprits:
-        raise ValueError(f"{problem} {culprits!r}")
+        raise ValueError(f"{problem} {shown(culprits)}")

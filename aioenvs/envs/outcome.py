@@ -11,7 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase, is_non_tensor, lazy_stack
 
 from aioenvs.envs.spec_index import SpecIndex
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.mdp import NestedKey, complete_done, ruling_keys
 from aioenvs.specs import TensorSpec
 from aioenvs.specs.classes import is_structure, like, opened
@@ -140,12 +140,12 @@ def _node(out: TensorDictBase, path: Path, method: str, *, missing_ok: bool) -> 
         if not missing_ok:
             found = sorted(map(str, out.keys()))
             raise SpecMismatchError(
-                f"{path!r}: expected a TensorDict in what {method} returned, found the keys {found!r}"
+                f"{path!r}: expected a TensorDict in what {method} returned, found the keys {shown(found)}"
             )
         out.set(path, out.empty())
         td = out.get(path)
     if not isinstance(td, TensorDictBase) and not is_structure(td):
-        raise SpecMismatchError(f"{path!r}: expected a TensorDict in what {method} returned, found {td!r}")
+        raise SpecMismatchError(f"{path!r}: expected a TensorDict in what {method} returned, found {shown(td)}")
     return td
 
 
@@ -182,7 +182,7 @@ def _require(specs: Mapping[str, TensorSpec], entries: Mapping[str, Any], node: 
     name = next(name for name in specs if name not in entries)
     where = f" at {node.path!r}" if node.path else ""
     raise SpecMismatchError(
-        f"{node.key(name)!r}: expected {specs[name]!r} in what {method} returned, "
+        f"{node.key(name)!r}: expected {shown(specs[name])} in what {method} returned, "
         f"found only the keys {sorted(entries)!r}{where}"
     )
 
@@ -220,7 +220,7 @@ def _reshape(
     if not isinstance(value, torch.Tensor) or value.numel() != math.prod(expected):
         found = tuple(value.shape) if isinstance(value, torch.Tensor) else value
         raise SpecMismatchError(
-            f"{node.key(name)!r}: expected shape {tuple(expected)} in what the env returned, found {found!r}"
+            f"{node.key(name)!r}: expected shape {tuple(expected)} in what the env returned, found {shown(found)}"
         )
     value = value.reshape(expected)
     td.set(name, value)
@@ -252,7 +252,7 @@ def whole_rows(mask: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:
     inner = mask.flatten(ndim)
     rows = inner.any(-1)
     if inner.shape[-1] > 1 and bool((rows != inner.all(-1)).any()):
-        raise ValueError(f"expected '_step' to select whole envs, all or none of each, found {mask!r}")
+        raise ValueError(f"expected '_step' to select whole envs, all or none of each, found {shown(mask)}")
     return rows
 
 

@@ -16,6 +16,7 @@ from aioenvs.engine.pettingzoo_adapter import PettingZooAdapter
 from aioenvs.engine.streams import Generators
 from aioenvs.envs.marl import MarlGroupMapType, check_marl_grouping
 from aioenvs.envs.wrapper import EnvWrapper
+from aioenvs.errors import shown
 from aioenvs.keywords import OWN, hints_at_keywords, keywords_of, passed_on
 from aioenvs.spaces import composites
 from aioenvs.specs.base import DeviceLike
@@ -93,7 +94,7 @@ class PettingZooWrapper(EnvWrapper):
         super().__init__(device=device, allow_done_after_reset=allow_done_after_reset)
         on_any = done_on_any is None or done_on_any
         masked = not on_any if use_mask is None else use_mask
-        self._options = AgentOptions(_grouped(env, group_map, repr(env)), masked, on_any, return_state)
+        self._options = AgentOptions(_grouped(env, group_map, shown(env)), masked, on_any, return_state)
         self._description: Description | None = None
         self._first_seed = seed
         self._wrap(env)
@@ -170,7 +171,7 @@ class PettingZooEnv(PettingZooWrapper):
         **kwargs: Any,
     ) -> None:
         if not parallel:
-            raise TypeError(f"expected parallel=True, found {parallel!r}: {AEC}")
+            raise TypeError(f"expected parallel=True, found {shown(parallel)}: {AEC}")
         self.task_name = task
         with passed_on(kwargs, keywords_of(PettingZooEnv.__init__), OWN):
             env = _make_task(task, kwargs)
@@ -199,7 +200,7 @@ def _require_parallel(env: Any, wrapper: str) -> None:
     ):
         raise TypeError(
             f"{wrapper} wraps a pettingzoo.ParallelEnv, with methods reset, step, observation_space and action_space, "
-            f"found {env!r}"
+            f"found {shown(env)}"
         )
 
 
@@ -219,7 +220,7 @@ def _make_task(task: str, kwargs: Mapping[str, Any]) -> Any:
         pettingzoo: Any = importlib.import_module("pettingzoo")
     except ImportError as error:
         raise ImportError(
-            f"the task {task!r} needs PettingZoo, which cannot be imported ({error}); "
+            f"the task {shown(task)} needs PettingZoo, which cannot be imported ({error}); "
             "to install it: pip install 'aioenvs[pettingzoo]'",
             name="pettingzoo",
         ) from error
@@ -227,11 +228,11 @@ def _make_task(task: str, kwargs: Mapping[str, Any]) -> Any:
         for name in getattr(pettingzoo, registry, ()):
             if _plain(task) in (_plain(name), _plain(name).rpartition("/")[2]):
                 if kind == "aec":
-                    raise TypeError(f"{task!r} has no parallel form: {AEC}")
+                    raise TypeError(f"{shown(task)} has no parallel form: {AEC}")
                 return pettingzoo.make("parallel", name, **kwargs)
     module = _task_module(task)
     if not hasattr(module, "parallel_env"):
-        raise TypeError(f"{task!r} has no parallel form: {AEC}")
+        raise TypeError(f"{shown(task)} has no parallel form: {AEC}")
     return module.parallel_env(**kwargs)
 
 
@@ -248,7 +249,7 @@ def _task_module(task: str) -> ModuleType:
         if _exists(package) and _exists(f"{package}.{name}"):
             return importlib.import_module(f"{package}.{name}")
     raise ImportError(
-        f"expected a task such as 'multiwalker_v9' or 'sisl/multiwalker_v9', found {task!r}; "
+        f"expected a task such as 'multiwalker_v9' or 'sisl/multiwalker_v9', found {shown(task)}; "
         f"there is none in {' or '.join(packages)}"
     )
 

@@ -10,6 +10,7 @@ import torch
 
 from aioenvs.envs.described import Described
 from aioenvs.envs.spec_index import INPUTS, OUTPUTS
+from aioenvs.errors import shown
 from aioenvs.specs import Categorical, Composite, TensorSpec
 
 __all__ = ["SettableSpecs"]
@@ -151,10 +152,10 @@ class SettableSpecs(Described):
 
     def _set_parts(self, name: str, spec: Composite) -> None:
         if not isinstance(spec, Composite):
-            raise TypeError(f"expected a Composite for {name[1:]}, found {spec!r}")
+            raise TypeError(f"expected a Composite for {name[1:]}, found {shown(spec)}")
         known = [f"full_{kind}_spec" for kind in PARTS[name]]
         if unknown := [key for key in spec if key not in known]:
-            raise ValueError(f"expected {known!r} in {name[1:]}, found also {unknown!r}")
+            raise ValueError(f"expected {known!r} in {name[1:]}, found also {shown(unknown)}")
         for kind in PARTS[name]:
             if (part := spec.get(f"full_{kind}_spec")) is not None:
                 self._set_spec(kind, part)
@@ -184,7 +185,7 @@ class SettableSpecs(Described):
         if not isinstance(spec, TensorSpec) or (kind == "state" and not isinstance(spec, Composite)):
             wanted, found = "a Composite" if kind == "state" else "a spec", type(spec)
             raise TypeError(
-                f"expected {wanted} of aioenvs.specs as {kind}_spec, found {repr(spec)[:60]} "
+                f"expected {wanted} of aioenvs.specs as {kind}_spec, found {shown(spec)[:60]} "
                 f"({found.__module__}.{found.__qualname__}); import specs from aioenvs.specs"
             )
         if spec.shape[: len(batch_size)] != batch_size:

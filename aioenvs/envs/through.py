@@ -19,6 +19,7 @@ from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.gym import GymEnv, GymWrapper
 from aioenvs.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
 from aioenvs.envs.wrapper import EnvWrapper
+from aioenvs.errors import shown
 from aioenvs.specs import Bounded, Composite, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
 from aioenvs.specs.masks import MaskedSpec
 from aioenvs.storage import storage_dtype, tensor_of
@@ -173,18 +174,18 @@ class SeenThrough(TensorDictAdapter):
 
         def decode() -> None:
             if not spec.is_in(value):
-                raise self.env._mismatch(spec, key, repr(value))
+                raise self.env._mismatch(spec, key, shown(value))
             target[0] = np.reshape(spec.to_numpy(value), target.shape[1:])
 
         def decode_one() -> None:
             choice = int(row.argmax())
             if row[choice] != 1 or np.count_nonzero(row) != 1:
-                raise self.env._mismatch(spec, key, repr(value))
+                raise self.env._mismatch(spec, key, shown(value))
             target[0] = choice
 
         def decode_integers() -> None:
             if (row < low).any() or (row > high).any():
-                raise self.env._mismatch(spec, key, repr(value))
+                raise self.env._mismatch(spec, key, shown(value))
             target[0] = row
 
         if isinstance(spec, MaskedSpec) and spec._mask is None and row.dtype.kind in "iu" and row.shape == spec.shape:

@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from aioenvs.envs.outcome import Outcomes, entries_of, idle, restore, scattered, snapshot, whole_rows
 from aioenvs.envs.spec_index import OUTPUTS
 from aioenvs.envs.spec_setters import SettableSpecs
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.mdp import (
     CONTROL,
     NestedKey,
@@ -197,7 +197,7 @@ class Transitions(SettableSpecs):
     def _received(self, out: Any, shape: torch.Size, method: str) -> TensorDictBase:
         """A result of the env's device and of the right batch size."""
         if not isinstance(out, TensorDictBase):
-            raise SpecMismatchError(f"expected a TensorDict from {type(self).__name__}.{method}, found {out!r}")
+            raise SpecMismatchError(f"expected a TensorDict from {type(self).__name__}.{method}, found {shown(out)}")
         if out.batch_size != shape:
             try:
                 out.batch_size = shape

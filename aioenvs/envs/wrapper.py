@@ -19,7 +19,7 @@ from aioenvs.engine.metadata import INPUT, NEXT, ROOT, form_families
 from aioenvs.engine.spaces import conform
 from aioenvs.engine.streams import Generators
 from aioenvs.envs.base import EnvBase
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.peers import hint_at, not_for_transforms
 from aioenvs.specs import Bounded, NonTensor, TensorSpec, Unbounded
 from aioenvs.storage import cast_exactly, is_convertible
@@ -97,7 +97,7 @@ class EnvWrapper(EnvBase):
     def _store(self, spec: TensorSpec, value: Any, key: Key, array: NDArray[Any]) -> None:
         """Store a tensor that fits; whether a number is within the bounds of a Box is the env's affair."""
         if not isinstance(value, torch.Tensor) or value.shape != spec.shape:
-            raise self._mismatch(spec, key, repr(value))
+            raise self._mismatch(spec, key, shown(value))
         shape = array.shape[1:]
         if isinstance(spec, Bounded | Unbounded):
             given = spec.to_numpy(value).reshape(shape)
@@ -107,11 +107,11 @@ class EnvWrapper(EnvBase):
         exact = is_convertible(value, dtype) or not torch.can_cast(value.dtype, dtype)
         whole = cast_exactly(value, dtype) if exact else value.to(dtype)
         if whole is None or not spec.is_in(whole):
-            raise self._mismatch(spec, key, repr(value))
+            raise self._mismatch(spec, key, shown(value))
         array[0] = np.reshape(spec.to_numpy(whole), shape)
 
     def _mismatch(self, spec: TensorSpec, key: Key, found: str) -> SpecMismatchError:
-        return SpecMismatchError(f"{self!r}: expected {spec!r} at {key!r}, found {found}")
+        return SpecMismatchError(f"{self!r}: expected {shown(spec)} at {key!r}, found {found}")
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Fill in random actions, drawn from torch's generator, and samples of the spaces that are `NonTensor`.

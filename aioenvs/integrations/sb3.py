@@ -19,7 +19,7 @@ from aioenvs.batched.config import BatchConfig
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
 from aioenvs.engine.seeding import integer_seed
-from aioenvs.errors import ClosedError, ConcurrencyError
+from aioenvs.errors import ClosedError, ConcurrencyError, shown
 from aioenvs.integrations import explained
 from aioenvs.integrations.vectors.blocking import Vector, one_each
 from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
@@ -302,13 +302,13 @@ class AioVecEnv(VecEnv):
         try:
             return [numbers[operator.index(index)] for index in ([indices] if isinstance(indices, int) else indices)]
         except (IndexError, TypeError) as error:
-            raise type(error)(f"expected indices of {len(numbers)} envs, found {indices!r}") from None
+            raise type(error)(f"expected indices of {len(numbers)} envs, found {shown(indices)}") from None
 
     def get_images(self) -> Sequence[Any]:
         """The image that each env renders; None, and a warning, if `render_mode` is not "rgb_array"."""
         if self.render_mode != "rgb_array":
             warnings.warn(
-                f"expected envs with render_mode='rgb_array' to get images from, found {self.render_mode!r}",
+                f"expected envs with render_mode='rgb_array' to get images from, found {shown(self.render_mode)}",
                 stacklevel=2,
             )
             return [None] * self.num_envs

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from aioenvs.errors import shown
 from aioenvs.mdp.advance import Entries, NestedKey, is_node, overlaid
 from aioenvs.mdp.done import nodes_of, over_extra_dims, ruling_keys
 from aioenvs.specs.classes import is_structure, like, opened
@@ -42,7 +43,8 @@ def _masks(td: TensorDictBase, reset_keys: Sequence[NestedKey]) -> dict[NestedKe
     if masks and len(masks) < len(ruling):
         missing = [key for key in ruling if key not in masks]
         raise ValueError(
-            f"expected masks under all of {ruling!r} or under none, found only {list(masks)!r}; set {missing!r} too"
+            f"expected masks under all of {ruling!r} or under none, found only {list(masks)!r}; set {shown(missing)} "
+            "too"
         )
     return masks
 

@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import torch
 
+from aioenvs.errors import shown
+
 from ..errors import SpecMismatchError
 from .shapes import expanded_shape, full_index, resolved_sizes, shape_argument, wrap_dim
 
@@ -339,7 +341,7 @@ class TensorSpec(ABC):
             head = torch.zeros((), dtype=torch.bool).expand(self.shape[:known])[items].shape
         except IndexError as error:
             dims = tuple(self.shape[:known])
-            raise IndexError(f"index {index!r} does not fit the batch dims {dims}: {error}") from None
+            raise IndexError(f"index {shown(index)} does not fit the batch dims {dims}: {error}") from None
         return self._rearranged(torch.Size([*head, *self.shape[known:]]), lambda held: held[items])
 
     @classmethod

@@ -10,6 +10,8 @@ from typing import Any, Self
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensorclass
 
+from aioenvs.errors import shown
+
 from .base import DeviceLike, Lead, Rearrange, TensorSpec, as_device
 from .classes import dressed, is_structure, like, opened, same_class
 from .leaf import key_prefix
@@ -62,9 +64,9 @@ class Composite(SpecMapping):
         **entries: Any,
     ) -> None:
         if not isinstance(specs, Mapping | Composite | None):
-            raise TypeError(f"expected a mapping of specs for Composite, found {specs!r}")
+            raise TypeError(f"expected a mapping of specs for Composite, found {shown(specs)}")
         if shape is not None and batch_size is not None:
-            raise TypeError(f"expected shape or batch_size, found both: {shape!r} and {batch_size!r}")
+            raise TypeError(f"expected shape or batch_size, found both: {shown(shape)} and {shown(batch_size)}")
         self._specs: dict[str, TensorSpec | None] = {}
         self._shape = as_shape(next((size for size in (shape, batch_size) if size is not None), ()))
         self._device = None if device is None else as_device(device)
@@ -97,12 +99,12 @@ class Composite(SpecMapping):
         if spec is None:
             return None
         if not isinstance(spec, TensorSpec):
-            raise TypeError(f"{key_prefix(key)}expected a spec, a mapping or None, found {spec!r}")
+            raise TypeError(f"{key_prefix(key)}expected a spec, a mapping or None, found {shown(spec)}")
         if spec.shape[: len(shape)] != shape:
             if not isinstance(spec, Composite) or spec.shape != shape[: spec.ndim]:
                 raise ValueError(
                     f"{key_prefix(key)}expected a spec whose shape starts with {tuple(shape)}, "
-                    f"found {tuple(spec.shape)} in {spec!r}"
+                    f"found {tuple(spec.shape)} in {shown(spec)}"
                 )
             spec = spec.clone()
             spec.shape = shape
@@ -181,7 +183,7 @@ class Composite(SpecMapping):
     def names(self, names: Sequence[str | None] | None) -> None:
         self._require_unlocked()
         if names is not None and len(names) != self.ndim:
-            raise ValueError(f"expected {self.ndim} names, found {names!r}")
+            raise ValueError(f"expected {self.ndim} names, found {shown(names)}")
         self._dim_names = None if names is None else tuple(names)
         for spec in self._specs.values():
             if names is not None and isinstance(spec, Composite):
@@ -200,7 +202,7 @@ class Composite(SpecMapping):
             end = at + self.ndim - len(new) + 1
             new[at : at + 1] = old[at:end]
         if len(new) == self.ndim and any(a not in (None, b) for a, b in zip(old, new, strict=True)):
-            raise RuntimeError(f"cannot refine the names {old!r} to {names!r}: a dim has another name")
+            raise RuntimeError(f"cannot refine the names {shown(old)} to {shown(names)}: a dim has another name")
         self.names = new
         return self
 
@@ -377,7 +379,7 @@ class Composite(SpecMapping):
     def _differences(self, value: Any, key: tuple[str, ...]) -> list[str]:
         if not self._is_kind(value):
             expected = "a TensorDict" if self.data_cls is None else f"a {self.data_cls.__name__}"
-            return [f"{key_prefix(key)}expected {expected}, found {type(value).__name__} {value!r}"]
+            return [f"{key_prefix(key)}expected {expected}, found {type(value).__name__} {shown(value)}"]
         found = []
         if (parts := self._parts(value)) is not None:
             texts = (spec._differences(part, key) for spec, part in parts)
@@ -389,7 +391,7 @@ class Composite(SpecMapping):
             path = (*key, name)
             if entry is MISSING:
                 keys = list(value.keys())
-                found.append(f"{key_prefix(path)}expected {spec!r}, found nothing among the keys {keys!r}")
+                found.append(f"{key_prefix(path)}expected {shown(spec)}, found nothing among the keys {keys!r}")
             else:
                 found += spec._differences(entry, path)
         return found

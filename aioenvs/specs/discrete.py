@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from aioenvs.errors import shown
+
 from .base import DeviceLike
 from .leaf import dtype_or_device_first, integers
 from .masks import MaskedSpec, as_mask
@@ -49,7 +51,7 @@ class Categorical(MaskedSpec):
         super().__init__(() if shape is None else shape, dtype or torch.int64, device)
         n, start = int(n), int(start)
         if n < 1:
-            raise ValueError(f"expected n >= 1 for Categorical, found {n!r}")
+            raise ValueError(f"expected n >= 1 for Categorical, found {shown(n)}")
         self._n, self._start = n, start
         self._bound_by(torch.tensor(start), torch.tensor(start + n - 1))
         if mask is not None:
@@ -135,7 +137,7 @@ class Categorical(MaskedSpec):
             tensor_to_index: of shape `(*, n)`, of which the leading dims broadcast with those of `index`.
         """
         if not isinstance(index, torch.Tensor):
-            raise TypeError(f"expected a tensor of integers as index of {self!r}, found {index!r}")
+            raise TypeError(f"expected a tensor of integers as index of {self!r}, found {shown(index)}")
         places = index.to(torch.int64) - self._start
         row = places.reshape(1) if not places.ndim else places
         lead = joint_shape(row.shape[:-1], tensor_to_index.shape[:-1])
@@ -342,7 +344,7 @@ class Binary(Categorical):
             raise ValueError("Binary needs n or a shape")
         size = as_shape([int(n or 0)] if shape is None else shape)
         if n is not None and size[-1:] != (n,):
-            raise ValueError(f"expected a shape that ends with n={n!r} for Binary, found {tuple(size)}")
+            raise ValueError(f"expected a shape that ends with n={shown(n)} for Binary, found {tuple(size)}")
         super().__init__(2, size, device, dtype or torch.int8, mask)
 
     def to_categorical_spec(self) -> Binary:

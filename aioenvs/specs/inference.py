@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
+from aioenvs.errors import shown
+
 from .base import TensorSpec
 from .classes import is_structure, like, opened
 from .composite import Composite
@@ -41,7 +43,7 @@ def make_composite_from_td(
     shape=(), device=None)
     """
     if not is_tensor_collection(data):
-        raise TypeError(f"expected a TensorDict, found {data!r}")
+        raise TypeError(f"expected a TensorDict, found {shown(data)}")
     options = {"unsqueeze_null_shapes": unsqueeze_null_shapes, "dynamic_shape": dynamic_shape}
     inner = opened(data)
     if isinstance(inner, LazyStackedTensorDict):

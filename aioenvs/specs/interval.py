@@ -9,6 +9,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from aioenvs.errors import shown
+
 from .base import DeviceLike, Lead, Rearrange
 from .leaf import CPU, TensorLeafSpec, compact, dtype_name, dtype_or_device_first, moved, numpy_dtype, same
 from .shapes import broadcasts, concrete
@@ -312,7 +314,7 @@ def _as_bound(name: str, value: Any, dtype: torch.dtype) -> torch.Tensor:
         try:
             return torch.as_tensor(array).to(dtype, copy=True)
         except TypeError:
-            raise ValueError(f"expected a number or an array of numbers as {name}, found {value!r}") from None
+            raise ValueError(f"expected a number or an array of numbers as {name}, found {shown(value)}") from None
     if isinstance(value, torch.Tensor | np.ndarray):
         tensor = torch.as_tensor(array)
         if not tensor.is_floating_point():

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import numpy as np
 import torch
 
+from aioenvs.errors import shown
 from aioenvs.keywords import hints_at_keywords
 
 from .base import DeviceLike, Lead, Rearrange, TensorSpec, as_device
@@ -120,7 +121,7 @@ class TensorLeafSpec(LeafSpec):
     def __init__(self, shape: Iterable[int] | int, dtype: torch.dtype, device: DeviceLike | None) -> None:
         super().__init__(shape, torch.get_default_device() if device is None else device)
         if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"expected a torch.dtype as dtype of {type(self).__name__}, found {dtype!r}")
+            raise TypeError(f"expected a torch.dtype as dtype of {type(self).__name__}, found {shown(dtype)}")
         self._dtype = dtype
 
     @property
@@ -173,7 +174,7 @@ class TensorLeafSpec(LeafSpec):
     def _differences(self, value: Any, key: tuple[str, ...]) -> list[str]:
         where = key_prefix(key)
         if not isinstance(value, torch.Tensor):
-            return [f"{where}expected a tensor for {self!r}, found {type(value).__name__} {value!r}"]
+            return [f"{where}expected a tensor for {self!r}, found {type(value).__name__} {shown(value)}"]
         found = []
         if not ends_with(value.shape, self._shape):
             found.append(f"{where}expected shape {open_shape(self._shape)}, found {tuple(value.shape)}")
@@ -234,7 +235,7 @@ def integers(name: str, value: Any) -> torch.Tensor:
     """Return an array-like of integers as an int64 tensor."""
     array = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
     if array.size and array.dtype.kind not in "iu":
-        raise ValueError(f"expected integers for {name}, found {value!r}")
+        raise ValueError(f"expected integers for {name}, found {shown(value)}")
     return torch.from_numpy(array.astype(np.int64))
 
 

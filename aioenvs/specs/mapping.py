@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import torch
 
+from aioenvs.errors import shown
+
 from .base import TensorSpec
 
 NestedKey = str | tuple[str, ...]
@@ -83,7 +85,7 @@ class SpecMapping(TensorSpec):
         for depth, name in enumerate(path):
             if not isinstance(spec, SpecMapping) or name not in spec._names():
                 found = list(spec.keys()) if isinstance(spec, SpecMapping) else spec
-                raise KeyError(f"{index!r}: expected {name!r} at {path[:depth]!r}, found {found!r}")
+                raise KeyError(f"{shown(index)}: expected {name!r} at {path[:depth]!r}, found {shown(found)}")
             spec = spec._child(name)
         return spec
 

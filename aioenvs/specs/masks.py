@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from aioenvs.errors import shown
+
 from .base import Lead
 from .interval import IntervalSpec, as_ordered, from_ordered
 from .leaf import TensorLeafSpec, compact, dtype_name
@@ -27,7 +29,7 @@ def as_mask(mask: Any, size: Sequence[int], spec: TensorLeafSpec) -> torch.Tenso
     proper = mask.dtype == torch.bool or (bool(((mask == 0) | (mask == 1)).all()) and mask.numel() > 0)
     if not proper or not broadcasts(mask.shape, size):
         found = f"{dtype_name(mask.dtype)} of shape {tuple(mask.shape)}"
-        raise ValueError(f"expected a bool mask of shape {tuple(size)} for {spec!r}, found {found}")
+        raise ValueError(f"expected a bool mask of shape {tuple(size)} for {shown(spec)}, found {found}")
     copied: torch.Tensor = mask.to(torch.bool, copy=True).expand(size)
     return copied
 
@@ -54,7 +56,7 @@ def draw_masked(mask: torch.Tensor, size: torch.Size, spec: TensorLeafSpec) -> t
 def require_choice(mask: torch.Tensor, spec: TensorLeafSpec) -> None:
     """Raise ValueError where a mask, `(*, n)`, excludes all n."""
     if not bool(compact(mask).any(-1).all()):
-        raise ValueError(f"the mask of {spec!r} allows no value somewhere; call update_mask with another one")
+        raise ValueError(f"the mask of {shown(spec)} allows no value somewhere; call update_mask with another one")
 
 
 class MaskedSpec(IntervalSpec):

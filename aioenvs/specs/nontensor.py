@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, is_non_tensor, lazy_stack
 
+from aioenvs.errors import shown
 from aioenvs.keywords import hints_at_keywords
 
 from .base import DeviceLike, Lead
@@ -46,11 +47,11 @@ class NonTensor(LeafSpec):
     ) -> None:
         super().__init__(shape, device)
         if dtype is not None:
-            raise ValueError(f"expected no dtype for NonTensor, found {dtype!r}")
+            raise ValueError(f"expected no dtype for NonTensor, found {shown(dtype)}")
         if feature_dims is None:
             feature_dims = 0 if batched else self.ndim
         if not 0 <= feature_dims <= self.ndim:
-            raise ValueError(f"expected feature_dims in [0, {self.ndim}], found {feature_dims!r}")
+            raise ValueError(f"expected feature_dims in [0, {self.ndim}], found {shown(feature_dims)}")
         self.example_data, self.batched, self.feature_dims = example_data, bool(batched), feature_dims
 
     @property
@@ -88,7 +89,7 @@ class NonTensor(LeafSpec):
     def type_check(self, value: Any, key: Any = None) -> None:
         """Raise TypeError for a tensor."""
         if isinstance(value, torch.Tensor):
-            raise TypeError(f"{'' if key is None else f'{key!r}: '}expected non-tensor data, found {value!r}")
+            raise TypeError(f"{'' if key is None else f'{key!r}: '}expected non-tensor data, found {shown(value)}")
 
     def project(self, value: Any) -> Any:
         """Return the value."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from aioenvs.errors import shown
+
 from .base import DeviceLike, Lead
 from .leaf import TensorLeafSpec, dtype_or_device_first, integers, new_tensor, open_shape
 from .masks import as_mask, draw_masked, require_choice
@@ -39,7 +41,7 @@ class OneHotSpec(TensorLeafSpec):
             raise NotImplementedError("use_register=True is not supported; encode with start, or map the values")
         counts = integers("nvec", nvec)
         if counts.ndim != 1 or not counts.numel() or not bool((counts >= 1).all()):
-            raise ValueError(f"expected one n >= 1 per choice for {type(self).__name__}, found {nvec!r}")
+            raise ValueError(f"expected one n >= 1 per choice for {type(self).__name__}, found {shown(nvec)}")
         self._nvec: tuple[int, ...] = tuple(counts.tolist())
         total = sum(self._nvec)
         size = as_shape([total] if shape is None else shape)
@@ -134,7 +136,7 @@ class OneHotSpec(TensorLeafSpec):
         for index, n, start in zip(choices, self._nvec, self._start, strict=True):
             if not bool(((index >= 0) & (index < n)).all()):
                 found = (index + start).squeeze(-1).tolist()
-                raise ValueError(f"expected integers in [{start}, {start + n}) for {self!r}, found {found!r}")
+                raise ValueError(f"expected integers in [{start}, {start + n}) for {self!r}, found {shown(found)}")
         return self._one_hot(choices)
 
     def to_numpy(self, value: torch.Tensor, safe: bool | None = None) -> Any:
@@ -158,7 +160,7 @@ class OneHotSpec(TensorLeafSpec):
             One element for each choice: `(*, number of choices)`.
         """
         if not isinstance(index, torch.Tensor):
-            raise TypeError(f"expected a one-hot tensor as index of {self!r}, found {index!r}")
+            raise TypeError(f"expected a one-hot tensor as index of {self!r}, found {shown(index)}")
         size = joint_shape(index.shape, tensor_to_index.shape)
         parts = self._parts(tensor_to_index.expand(size))
         chosen = self._chosen(index.expand(size))

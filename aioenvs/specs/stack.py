@@ -9,6 +9,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from aioenvs.errors import shown
+
 from .base import DeviceLike, Lead, TensorSpec
 from .leaf import key_prefix
 from .shapes import concrete, dims_used, expanded_shape, full_index, shape_argument, wrap_dim
@@ -111,7 +113,7 @@ class StackSpec(TensorSpec):
         elif hasattr(value, "unbind") and value.ndim >= self.ndim:
             parts = value.unbind(value.ndim - self.ndim + self._dim)
         else:
-            raise ValueError(f"expected a value of shape {tuple(self.shape)}, found {value!r}")
+            raise ValueError(f"expected a value of shape {tuple(self.shape)}, found {shown(value)}")
         if len(parts) != len(self._stacked):
             n = len(self._stacked)
             raise ValueError(f"expected {n} values along dim {self._dim}, found {len(parts)}")
@@ -206,7 +208,7 @@ class StackSpec(TensorSpec):
 
     def reshape(self, *shape: Any) -> Self:
         """Not possible for a stacked spec."""
-        raise NotImplementedError(f"cannot reshape a stacked spec to {shape!r}; reshape before stacking")
+        raise NotImplementedError(f"cannot reshape a stacked spec to {shown(shape)}; reshape before stacking")
 
     def make_neg_dim(self, dim: int) -> Self:
         """Return the spec with a size that varies at dim `dim`, which is not `stack_dim`."""
@@ -238,11 +240,11 @@ class StackSpec(TensorSpec):
     def _indexed(self, index: Any) -> Any:
         items = full_index(index, self.ndim)
         if sum(map(dims_used, items)) > self.ndim:
-            raise IndexError(f"too many indices for a spec of shape {tuple(self.shape)}: {index!r}")
+            raise IndexError(f"too many indices for a spec of shape {tuple(self.shape)}: {shown(index)}")
         before, at, after = self._divided(items)
         rest = (*before, *after)
         if not _is_basic(at) and not all(item is None or _is_basic(item) for item in rest):
-            raise IndexError(f"expected only integers and slices but along dim {self._dim}, found {index!r}")
+            raise IndexError(f"expected only integers and slices but along dim {self._dim}, found {shown(index)}")
         chosen = self._choose(at)
         if isinstance(chosen, TensorSpec):
             return chosen[rest] if rest else chosen
@@ -256,7 +258,7 @@ class StackSpec(TensorSpec):
             used += dims_used(items[count])
             count += 1
         if used > self._dim:
-            raise IndexError(f"a mask cannot reach over dim {self._dim}, along which the specs differ: {items!r}")
+            raise IndexError(f"a mask cannot reach over dim {self._dim}, along which the specs differ: {shown(items)}")
         at = items[count] if count < len(items) else slice(None)
         return items[:count], at, items[count + 1 :]
 
@@ -272,14 +274,14 @@ class StackSpec(TensorSpec):
             try:
                 where = torch.arange(len(self._stacked))[torch.as_tensor(at)]
             except (TypeError, ValueError, RuntimeError) as error:
-                raise IndexError(f"{at!r} is no index along dim {self._dim}: {error}") from None
+                raise IndexError(f"{shown(at)} is no index along dim {self._dim}: {error}") from None
             if where.ndim == 0:
                 return self._stacked[int(where)]
             if where.ndim > 1:
-                raise IndexError(f"expected one dim in an index along dim {self._dim}, found {at!r}")
+                raise IndexError(f"expected one dim in an index along dim {self._dim}, found {shown(at)}")
             chosen = [self._stacked[i] for i in where.tolist()]
         if not chosen:
-            raise IndexError(f"the index {at!r} selects none of {len(self._stacked)} specs")
+            raise IndexError(f"the index {shown(at)} selects none of {len(self._stacked)} specs")
         return chosen
 
     def __eq__(self, other: object) -> bool:

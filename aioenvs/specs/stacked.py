@@ -8,6 +8,8 @@ from typing import Any, Self
 import torch
 from tensordict import lazy_stack
 
+from aioenvs.errors import shown
+
 from .base import DeviceLike, TensorSpec
 from .classes import same_class
 from .composite import Composite
@@ -27,7 +29,7 @@ def stack_specs(specs: Iterable[TensorSpec], dim: int = 0) -> Any:
         raise ValueError("cannot stack an empty list of specs")
     for spec in specs:
         if not isinstance(spec, TensorSpec):
-            raise TypeError(f"expected only specs to stack, found {spec!r}")
+            raise TypeError(f"expected only specs to stack, found {shown(spec)}")
     dim = specs[0]._insertion(dim)
     if all(spec == specs[0] for spec in specs[1:]):
         return _dense(specs[0], len(specs), dim)
@@ -35,7 +37,7 @@ def stack_specs(specs: Iterable[TensorSpec], dim: int = 0) -> Any:
     if not composites:
         return Stacked(*specs, dim=dim)
     if len(composites) < len(specs):
-        raise TypeError(f"cannot stack composites and leaves together, found {specs!r}")
+        raise TypeError(f"cannot stack composites and leaves together, found {shown(specs)}")
     return StackedComposite(*composites, dim=dim)
 
 
@@ -193,7 +195,7 @@ class StackedComposite(StackSpec, Composite):
     def names(self, names: Sequence[str | None] | None) -> None:
         self._require_unlocked()
         if names is not None and len(names) != self.ndim:
-            raise ValueError(f"expected {self.ndim} names, found {names!r}")
+            raise ValueError(f"expected {self.ndim} names, found {shown(names)}")
         for spec in self._stacked:
             spec.names = None if names is None else [*names[: self._dim], *names[self._dim + 1 :]]
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aioenvs.engine.seeding import as_python, integer_seed
+from aioenvs.errors import shown
 
 __all__ = ["check_concurrency", "seeds_of", "split_options", "start_method"]
 
@@ -20,7 +21,7 @@ def start_method(method: str | None, context: str | None) -> str | None:
         TypeError: If they are not the same.
     """
     if None not in (method, context) and method != context:
-        raise TypeError(f"context={context!r} and mp_start_method={method!r} mean the same; give one of them")
+        raise TypeError(f"context={shown(context)} and mp_start_method={shown(method)} mean the same; give one of them")
     return context if method is None else method
 
 
@@ -31,7 +32,7 @@ def check_concurrency(count: Any) -> None:
         ValueError: If it is neither None nor an integer of at least 1.
     """
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise ValueError(f"max_concurrency must be an integer of at least 1, or None, got {count!r}")
+        raise ValueError(f"max_concurrency must be an integer of at least 1, or None, got {shown(count)}")
 
 
 def seeds_of(seed: Any, num_envs: int) -> list[int | None]:
@@ -51,9 +52,9 @@ def seeds_of(seed: Any, num_envs: int) -> list[int | None]:
     if type(first) is int:
         return [integer_seed(first + env) for env in range(num_envs)]
     if (not isinstance(seed, Sequence) and getattr(seed, "shape", ()) == ()) or isinstance(seed, str | bytes):
-        raise TypeError(f"a seed must be an integer, a list with one for each env, or None, got {seed!r}")
+        raise TypeError(f"a seed must be an integer, a list with one for each env, or None, got {shown(seed)}")
     if len(seed) != num_envs:
-        raise ValueError(f"expected {num_envs} seeds, one per env, found {len(seed)}: {seed!r}")
+        raise ValueError(f"expected {num_envs} seeds, one per env, found {len(seed)}: {shown(seed)}")
     return [None if each is None else integer_seed(each) for each in seed]
 
 
@@ -72,9 +73,9 @@ def split_options(
     mask = options.pop("reset_mask")
     what = f"options['reset_mask'] must be an array of bools with the shape ({num_envs},)"
     if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-        raise TypeError(f"{what}, got {mask!r}")
+        raise TypeError(f"{what}, got {shown(mask)}")
     if mask.shape != (num_envs,):
         raise ValueError(f"{what}, got the shape {mask.shape}")
     if not mask.any():
-        raise ValueError(f"{what} and at least one True, got {mask!r}")
+        raise ValueError(f"{what} and at least one True, got {shown(mask)}")
     return mask, options

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aioenvs.batched.config import BatchConfig
 from aioenvs.engine.adapters import Call
 from aioenvs.engine.pool import Timeouts
-from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError, WorkerTimeoutError
+from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError, WorkerTimeoutError, shown
 from aioenvs.integrations.gymnasium.arguments import check_concurrency, seeds_of, split_options, start_method
 from aioenvs.integrations.vectors.blocking import Vector, one_each
 from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
@@ -187,7 +187,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         else:
             raise ValueError(
                 "expected observation_mode to be 'same', 'different' or a tuple of the batched and the single space, "
-                f"found {mode!r}"
+                f"found {shown(mode)}"
             )
 
     # -- resets -----------------------------------------------------------------------------------------
@@ -418,6 +418,6 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
 
 def _differs(kind: str, env: int, expected: Any, found: Any, hint: str) -> SpecMismatchError:
     return SpecMismatchError(
-        f"env {env} has another {kind} space than env 0: expected {expected!r}, found {found!r}; all envs of a batch "
-        f"must have equal ones{hint}"
+        f"env {env} has another {kind} space than env 0: expected {shown(expected)}, found {shown(found)}; all envs "
+        f"of a batch must have equal ones{hint}"
     )

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from aioenvs.errors import AioEnvsError
+from aioenvs.errors import AioEnvsError, shown
 from aioenvs.integrations.gymnasium.env import AioVectorEnv
 from aioenvs.integrations.vectors.inside import make_wrapped
 from aioenvs.keywords import OWN, hints_at_keywords, keywords_of, passed_on
@@ -19,7 +19,7 @@ from aioenvs.registry import find_spec
 
 __all__ = ["make_vec", "register", "vector_spec"]
 
-FOR_ALL = "{given!r} was passed on to each env; for all of them together it is vector_kwargs={{{meant!r}: ...}}"
+FOR_ALL = "{shown(given)} was passed on to each env; for all of them together it is vector_kwargs={{{meant!r}: ...}}"
 
 
 class _Maker:
@@ -109,5 +109,5 @@ def make_vec(
     with passed_on(kwargs, keywords_of(AioVectorEnv.__init__), FOR_ALL), passed_on(kwargs, keywords_of(make_vec), OWN):
         envs: Any = gymnasium.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
     if not isinstance(envs, AioVectorEnv):
-        raise AioEnvsError(f"gymnasium.make_vec made {envs!r} of the spec {spec!r}")
+        raise AioEnvsError(f"gymnasium.make_vec made {shown(envs)} of the spec {shown(spec)}")
     return envs

@@ -4,17 +4,149 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
+import weakref
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
-__all__ = ["Values", "Worker"]
+from aioenvs.batched.forwarding import Forwarding, looked_up
+from aioenvs.batched.plain import View
+from aioenvs.engine.copying import Withheld
+
+__all__ = ["Values", "Worker", "found_at"]
+
+
+class Place:
+    """Where an attribute is in the envs of a face, which is not kept alive.
+
+    Args:
+        face: Which.
+        path: The names that lead to it, with dots between them.
+    """
+
+    def __init__(self, face: Forwarding, path: str) -> None:
+        self._whole = weakref.ref(face.whole if isinstance(face, View) else face)
+        self._index = list(face.env_index) if isinstance(face, View) else None
+        self._path = path
+
+    def further(self, name: str) -> Any:
+        """An attribute of what is there.
+
+        Raises:
+            AttributeError: If it is private, as TorchRL has it; if there is none; or if the envs are gone.
+        """
+        path, whole = f"{self._path}.{name}", self._whole()
+        if name.startswith("_") or whole is None:
+            raise AttributeError(f"no {path!r} can be had {'by this way' if whole else 'of envs that are gone'}")
+        face: Any = whole
+        return found_at(face if self._index is None else face[self._index], path)
+
+
+def found_at(face: Forwarding, path: str) -> Any:
+    """What the envs of a face have at the end of a path of names: `Values`, or a `Method`.
+
+    Raises:
+        AttributeError: If one of them has nothing there.
+    """
+    values = looked_up(face, path)
+    if values is None:
+        return Method(face, path)
+    place = Place(face, path)
+    return Remote(values, place) if isinstance(values, Withheld) else Values(values, place)
 
 
 class Values(list[Any]):
-    """The values of an attribute; calling it returns them, as TorchRL's ParallelEnv has it."""
+    """The values of an attribute; calling it returns them, as TorchRL's ParallelEnv has it.
+
+    Its own attributes are those of the values in the envs, again as in TorchRL: `env.gauge.level`.
+
+    Args:
+        values: One for each env.
+        place: Where they are from.
+    """
+
+    def __init__(self, values: Any = (), place: Place | None = None) -> None:
+        super().__init__(values)
+        self._place = place
 
     def __call__(self) -> list[Any]:
         """Return the values."""
         return list(self)
+
+    def __getattr__(self, name: str) -> Any:
+        place = self.__dict__.get("_place")
+        if place is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return place.further(name)
+
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        return Values, (list(self),)
+
+
+class Remote(Withheld):
+    """Values that cannot leave their envs; their attributes may.
+
+    Args:
+        values: What says why.
+        place: Where they are.
+    """
+
+    def __init__(self, values: Withheld, place: Place) -> None:
+        super().__init__(values.error, len(values))
+        self._place = place
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["_place"].further(name)
+
+    def __call__(self) -> NoReturn:
+        """Raise what says why there are no values."""
+        raise self.error.with_traceback(None)
+
+
+def _of_the_values(name: str, own: Any) -> property:
+    """An attribute that sequences have: that of the values if they have it, as lists and the like do."""
+
+    def get(self: Any) -> Any:
+        try:
+            return self.__getattr__(name)
+        except AttributeError:
+            return own.__get__(self)
+
+    return property(get)
+
+
+for _class, _base in ((Values, list), (Remote, Sequence)):
+    for _name in vars(_base):
+        if not _name.startswith("_"):
+            setattr(_class, _name, _of_the_values(_name, vars(_base)[_name]))
+
+
+class Method:
+    """A method of the envs, or anything else in them that can be called.
+
+    Args:
+        face: Whose envs.
+        path: The names that lead to it.
+    """
+
+    def __init__(self, face: Forwarding, path: str) -> None:
+        self._face = face
+        self._path = path
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call it in every env, with just these arguments."""
+        values: list[Any] = self._face._call_each(self._path, *args, **kwargs)
+        return values
+
+    def __iter__(self) -> Any:
+        return iter(self())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return found_at(self._face, f"{self._path}.{name}")
+
+    def __repr__(self) -> str:
+        return f"<{self._path}() of the envs of {self._face!r}>"
 
 
 class Worker:

@@ -13,10 +13,9 @@ from tensordict import TensorDictBase
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from aioenvs.batched.plain import View
-from aioenvs.engine.copying import Withheld
 from aioenvs.errors import AioEnvsError
 from aioenvs.hints import no_writeback
-from aioenvs.integrations.torchrl.attributes import Values
+from aioenvs.integrations.torchrl.attributes import Values, found_at
 from aioenvs.integrations.torchrl.dress import DressedEnv
 from aioenvs.integrations.torchrl.known import Known
 from aioenvs.mdp import done_mask
@@ -56,10 +55,10 @@ class BatchedEnv(DressedEnv):
             raise_if_closed: Whether to complain if it is closed already.
 
         Raises:
-            RuntimeError: If it is closed already, unless `raise_if_closed` is False.
+            RuntimeError: If it was closed before, unless `raise_if_closed` is False.
         """
         self.__dict__["_implicit"] = False
-        self._envs.close(raise_if_closed=raise_if_closed)
+        self._envs.close(raise_if_closed=raise_if_closed and self._envs._env._was_closed)
 
     def __enter__(self) -> Self:
         if self.is_closed:
@@ -211,6 +210,12 @@ class BatchedEnv(DressedEnv):
         """What the envs can take a step with: actions of the right dtypes."""
         return known.castable(td)
 
+    def reset(self, *args: Any, **kwargs: Any) -> TensorDictBase:
+        """Begin new episodes in all envs, or in those that a mask names; see TorchRL's `EnvBase.reset`."""
+        self._looks()  # before TorchRL asks for an attribute that needs it, which may not raise an AttributeError
+        root: TensorDictBase = super().reset(*args, **kwargs)
+        return root
+
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         """The observations and flags after a reset of all envs, or of those that a mask names."""
         known = self._looks()
@@ -256,13 +261,20 @@ class BatchedEnv(DressedEnv):
         """What the plain face has under this name, else what the envs have: a list of values, or a method of theirs.
 
         Raises:
-            AttributeError: If there is none, or the envs are not running.
+            AttributeError: If there is none.
+            NotRunningError: If only envs could have it, which are not running; an AttributeError as well.
         """
         envs = self.__dict__.get("_envs")
-        if envs is None or name.startswith("_") or any(name in self.__dict__.get(kind, ()) for kind in REGISTERED):
+        if envs is None or name.startswith("__") or any(name in self.__dict__.get(kind, ()) for kind in REGISTERED):
             return super(BatchedEnvBase, self).__getattr__(name)
-        found = getattr(envs, name)
-        return Values(found) if type(found) is list and not isinstance(found, Withheld) else found
+        if name.startswith("_"):
+            if any(name in vars(cls) for cls in type(self).__mro__):  # a property that has raised
+                return super(BatchedEnvBase, self).__getattr__(name)
+            return found_at(envs, name)
+        if name in envs.__dict__ or hasattr(type(envs), name):
+            found = getattr(envs, name)
+            return Values(found) if type(found) is list else found
+        return found_at(envs, name)
 
 
 def _hand_on(td: TensorDictBase, carried: Mapping[Any, Any]) -> None:

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 from torchrl.envs.batched_envs import BatchedEnvBase
 
+from aioenvs.batched.forwarding import started_for_attribute
 from aioenvs.batched.plain import View
 from aioenvs.integrations.torchrl.attributes import Worker
 from aioenvs.integrations.torchrl.known import Known
@@ -91,10 +92,13 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
 
     def _set_properties(self) -> None:
         """Take over what the envs say of themselves; TorchRL's base calls this when a spec is first asked for."""
-        envs, whole = self._envs, self.whole
+        started_for_attribute(self._look)
+
+    def _look(self) -> None:
+        envs = self._envs
         if envs._env._running_scope is None:
-            whole._envs.start()
-            whole.__dict__["_implicit"] = True
+            envs.start()
+            self.whole.__dict__["_implicit"] = True
         self._adopt(Known.of(envs._env._running_scope))
 
     def _adopt(self, known: Known) -> None:
@@ -117,11 +121,17 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
         self.empty_cache()
 
     def _looks(self) -> Known:
-        """What the envs look like."""
+        """What the envs look like, for a command."""
         if not self._properties_set:
-            self._set_properties()
+            self._look()
         known: Known = self.__dict__["_known"]
         return known
+
+    def _described(self) -> Known:
+        """The same for an attribute."""
+        if not self._properties_set:
+            self._set_properties()
+        return self._looks()
 
     def set_spec_lock_(self, mode: bool = True) -> Self:
         """Leave the specs locked, whatever `mode` is: they follow from those of the envs."""
@@ -165,19 +175,19 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
     @property
     def share_individual_td(self) -> bool:
         """Whether results are lazy stacks of one TensorDict for each env."""
-        return self._looks().is_lazy
+        return self._described().is_lazy
 
     @property
     def _has_dynamic_specs(self) -> bool:
-        return self._looks().varies
+        return self._described().varies
 
     @property
     def _use_buffers(self) -> bool:
-        return self._options.get("use_buffers") is not False and not self._looks().varies
+        return self._options.get("use_buffers") is not False and not self._described().varies
 
     @property
     def _supports_set_state(self) -> bool:
-        return self._looks().supports_set_state
+        return self._described().supports_set_state
 
     @property
     def _workers(self) -> list[Worker]:
@@ -186,7 +196,7 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
     @property
     def shared_tensordict_parent(self) -> TensorDictBase:
         """The latest observations and done flags of all envs, as a copy: ours have no other buffers to be seen."""
-        self._looks()
+        self._described()
         scope = self._envs._env._running_scope
         if scope is None:
             raise RuntimeError(f"{self!r} is closed; start() comes first")

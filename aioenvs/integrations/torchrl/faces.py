@@ -51,9 +51,9 @@ class ParallelEnv(BatchedEnv):
         serial_for_single: Make a `SerialEnv` instead if there is one env only.
         **options: As for `aioenvs.ParallelEnv` (`num_processes`, `backend`, `on_worker_death`, `step_timeout`, ...) and
             for TorchRL's (`create_env_kwargs`, `device`, `share_individual_td`, `use_buffers`, `mp_start_method`,
-            `shutdown_timeout`, ...). Of the latter, `metadata_from_workers`, `auto_wrap_envs`, `policy_proof`,
-            `consolidate` and `daemon` are accepted and change nothing: specs come from the workers in any case, and no
-            env is built in this process.
+            `shutdown_timeout`, ...). Of the latter, `metadata_from_workers` starts the envs at once, so that what their
+            start raises comes from here; specs come from the workers in any case, and no env is built in this
+            process. `auto_wrap_envs`, `policy_proof`, `consolidate` and `daemon` are accepted and change nothing.
 
     >>> from torchrl.envs import GymEnv, StepCounter, TransformedEnv
     >>> env = TransformedEnv(ParallelEnv(4, lambda: GymEnv("CartPole-v1"), num_processes=2), StepCounter())
@@ -67,6 +67,8 @@ class ParallelEnv(BatchedEnv):
         self, num_workers: int, create_env_fn: Any, *, serial_for_single: bool = False, **options: Any
     ) -> None:
         super().__init__(sync.ParallelEnv, num_workers, create_env_fn, options)
+        if options.get("metadata_from_workers"):
+            self._look()
 
     @signed_as(__init__)
     def __new__(cls, *args: Any, serial_for_single: bool = False, **options: Any) -> Any:

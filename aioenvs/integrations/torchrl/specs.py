@@ -16,6 +16,7 @@ from tensordict import is_non_tensor
 from torchrl.data.tensor_specs import BoundedDiscrete
 
 from aioenvs import specs as own
+from aioenvs.errors import shown
 from aioenvs.specs.base import DeviceLike, Lead, Rearrange
 from aioenvs.specs.leaf import LeafSpec, key_prefix
 from aioenvs.specs.shapes import concrete
@@ -102,7 +103,7 @@ class Foreign(LeafSpec):
         return self._around(op(self.spec))
 
     def _differences(self, value: Any, key: tuple[str, ...]) -> list[str]:
-        return [] if self.is_in(value) else [f"{key_prefix(key)}expected {self!r}, found {value!r}"]
+        return [] if self.is_in(value) else [f"{key_prefix(key)}expected {self!r}, found {shown(value)}"]
 
     def __eq__(self, other: object) -> bool:
         """Whether TorchRL says that both are equal."""

@@ -21,6 +21,7 @@ from aioenvs.engine.gym_adapter import GymAdapter
 from aioenvs.engine.metadata import INPUT, NEXT, ROOT, EnvMetadata
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.through import NO_NAMES, Converter, SeenThrough, has_values_of
+from aioenvs.errors import shown
 from aioenvs.integrations.torchrl.specs import from_torchrl
 from aioenvs.specs import Composite, OneHot, TensorSpec
 from aioenvs.storage import tensor_of
@@ -281,7 +282,7 @@ def _has_starts(space: Any) -> bool:
 def _told(env: Any) -> str:
     """What an env calls itself, if it can."""
     try:
-        return str(env)
+        return shown(env, str)
     except Exception:  # it is for messages only
         return f"{type(env).__name__}()"
 

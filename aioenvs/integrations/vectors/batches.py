@@ -14,7 +14,7 @@ from aioenvs.engine.copying import received
 from aioenvs.engine.layout import Arrays, Key
 from aioenvs.engine.metadata import NEXT, ROOT
 from aioenvs.engine.spaces import Objects, Reader, children, conform, flatten, is_outside, observation_key, reader
-from aioenvs.errors import SpecMismatchError
+from aioenvs.errors import SpecMismatchError, shown
 
 __all__ = ["ActionBatch", "ActionTypeError", "Inputs", "ObservationBatch", "Parts"]
 
@@ -201,7 +201,7 @@ class ActionBatch:
     def _mismatch(
         self, expected: str, found: Any, kind: type[SpecMismatchError] = SpecMismatchError
     ) -> SpecMismatchError:
-        return kind(f"actions: expected {expected}, found {found!r}; no env was stepped")
+        return kind(f"actions: expected {expected}, found {shown(found)}; no env was stepped")
 
     def write(self, inputs: Inputs) -> dict[int, Objects] | None:
         """Store checked actions; returns what of them has no row, by env."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from aioenvs.batched.config import BatchConfig
 from aioenvs.engine.inline import InlinePool
 from aioenvs.engine.portal import Immediate, LoopPortal, Portal
-from aioenvs.errors import WorkerTimeoutError
+from aioenvs.errors import WorkerTimeoutError, shown
 from aioenvs.integrations.vectors.core import AsyncVector, Autoreset, Pending
 
 __all__ = ["Vector", "one_each"]
@@ -154,9 +154,9 @@ def one_each(env_fns: Any, count: int | None, name: str) -> list[Any]:
     """
     if isinstance(env_fns, str) or callable(env_fns) or not isinstance(env_fns, Iterable):
         if count is None:
-            raise TypeError(f"expected {name}, or a list with a callable for each env, found {env_fns!r} alone")
+            raise TypeError(f"expected {name}, or a list with a callable for each env, found {shown(env_fns)} alone")
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
+            raise ValueError(f"{name} must be an integer of at least 1, got {shown(count)}")
         return [env_fns] * count
     factories = list(env_fns)
     if not factories:

@@ -19,7 +19,7 @@ from aioenvs.engine.gym_adapter import DONE_KEYS, REWARD_KEY
 from aioenvs.engine.host import Outcome
 from aioenvs.engine.metadata import IN_NEXT, IN_ROOT, NEXT, ROOT, STATUS, WHERE
 from aioenvs.engine.pool import Lease, Pool, Selection
-from aioenvs.errors import ResetNeededError, SpecMismatchError, describe_envs
+from aioenvs.errors import ResetNeededError, SpecMismatchError, describe_envs, shown
 from aioenvs.integrations.vectors.batches import ActionBatch, Inputs, ObservationBatch, Parts
 from aioenvs.integrations.vectors.inside import Description, describe
 
@@ -178,8 +178,8 @@ class AsyncVector:
             env = self.pool.families[1].envs[0]
             one, other = (self.pool.metadata[index] for index in (0, env))
             raise SpecMismatchError(
-                f"all envs of a batch must have spaces of one structure, shape and dtype; env 0 has {one.specs!r}, and "
-                f"env {env} has {other.specs!r}"
+                "all envs of a batch must have spaces of one structure, shape and dtype; env 0 has "
+                f"{shown(one.specs)}, and env {env} has {shown(other.specs)}"
             )
 
     async def close(self, timeout: float | None = None) -> None:
