@@ -323,9 +323,19 @@ def refuse_generators(env: Any, who: str) -> None:
             )
 
 
+def _name(env: Any) -> str:
+    """Return how an env calls itself, without the address by which Python tells apart those that do not.
+
+    Envs of one class are of one kind to whoever compares their descriptions, and what is worked out for a kind is worked
+    out once.
+    """
+    kind = type(env)
+    return kind.__name__ if (kind.__str__, kind.__repr__) == (object.__str__, object.__repr__) else str(env)
+
+
 def _describe(env: Any, who: str, reward: str) -> EnvMetadata:
     refuse_generators(env, who)
-    name = str(env)
+    name = _name(env)
     for attribute in ("observation_space", "action_space"):
         space = getattr(env, attribute, None)
         if space is None or not hasattr(space, "sample"):
