@@ -1,8 +1,9 @@
-"""Shows the API as it is at run time, where its source alone does not tell: copied docstrings and signatures."""
+"""Shows the API as it is at run time where its source alone does not tell, and doctests as code."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import griffe
@@ -14,10 +15,21 @@ KINDS = {
     inspect.Parameter.KEYWORD_ONLY: griffe.ParameterKind.keyword_only,
     inspect.Parameter.VAR_KEYWORD: griffe.ParameterKind.var_keyword,
 }
+DOCTEST = re.compile(r"^([ ]*)>>> .*\n(?:\1(?=\S).*(?:\n|$))*", re.MULTILINE)
+
+
+def fenced(text: str) -> str:
+    """Make a block of code of each doctest."""
+    return DOCTEST.sub(lambda found: f"{found[1]}```pycon\n{found[0].rstrip()}\n{found[1]}```\n", text)
 
 
 class RuntimeDocs(griffe.Extension):
     """Takes the docstring and the signature of methods from the running program."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Show doctests as code."""
+        if obj.docstring is not None:
+            obj.docstring.value = fenced(obj.docstring.value)
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
         """Look at the members that a class defines itself."""
@@ -52,7 +64,9 @@ class RuntimeDocs(griffe.Extension):
                 made.labels.add("async")
             member = made
         if member.docstring is None and text and member.name != "__init__":
-            member.docstring = griffe.Docstring(text, lineno=member.lineno, parent=member, parser=griffe.Parser.google)
+            member.docstring = griffe.Docstring(
+                fenced(text), lineno=member.lineno, parent=member, parser=griffe.Parser.google
+            )
         return member
 
 
