@@ -329,8 +329,9 @@ def _name(env: Any) -> str:
     Envs of one class are of one kind to whoever compares their descriptions, and what is worked out for a kind is worked
     out once.
     """
-    kind = type(env)
-    return kind.__name__ if (kind.__str__, kind.__repr__) == (object.__str__, object.__repr__) else str(env)
+    kind: Any = type(env)
+    says_nothing = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+    return kind.__name__ if says_nothing else str(env)
 
 
 def _describe(env: Any, who: str, reward: str) -> EnvMetadata:
