@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
+import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -24,12 +26,15 @@ __all__ = [
     "ChattyEnv",
     "Door",
     "HalfEnv",
+    "LeavingEnv",
+    "LoopingEnv",
     "MeetingEnv",
     "Never",
     "TalkingEnv",
     "TextEnv",
     "WanderingEnv",
     "door",
+    "leave",
 ]
 
 
@@ -73,6 +78,74 @@ class AwaitingEnv:
 
 async def awaited(result: Any) -> Any:
     return await result if isinstance(result, Awaitable) else result
+
+
+class LoopingEnv(CountingEnv):
+    """A plain env each method of which runs an event loop of its own, and keeps in mind in which thread.
+
+    Args:
+        env_id: See `CountingEnv`.
+        only: The one method that runs one; None for all.
+        closed: A file that gets the name of the thread in which it was closed, if that is where it was built.
+        **options: As for `CountingEnv`.
+    """
+
+    def __init__(self, env_id: int = 0, *, only: str | None = None, closed: str | None = None, **options: Any) -> None:
+        super().__init__(env_id, **options)
+        self.only, self.closed = only, closed
+        self.threads: set[int] = set()
+        self._run("init")
+
+    def _run(self, method: str) -> int:
+        self.threads.add(threading.get_ident())
+        if self.only not in (None, method):
+            return len(self.threads)
+        counting = self._count()
+        try:
+            return asyncio.run(counting)
+        finally:
+            counting.close()
+
+    async def _count(self) -> int:
+        await asyncio.sleep(0)
+        return len(self.threads)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._run("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        self._run("step")
+        return super().step(action)
+
+    def count(self) -> int:
+        """How many threads it has been in."""
+        return self._run("call")
+
+    @property
+    def counted(self) -> int:
+        """The same."""
+        return self._run("get")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"threads": self._run("state_dict")}
+
+    def close(self) -> None:
+        if self._run("close") == 1 and self.closed is not None:
+            note(self.closed, f"{self.env_id}: {threading.current_thread().name}\n")
+        super().close()
+
+
+def leave(*_: Any) -> NoReturn:
+    raise SystemExit(7)
+
+
+class LeavingEnv(CountingEnv):
+    """Has its process exit at a signal, which only a main thread can decide."""
+
+    def __init__(self, env_id: int = 0, **options: Any) -> None:
+        super().__init__(env_id, **options)
+        signal.signal(signal.SIGUSR1, leave)
 
 
 class HalfEnv(CountingEnv):

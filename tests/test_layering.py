@@ -77,6 +77,7 @@ ASYNCIO = {
     f"aioenvs.engine.{name}"
     for name in (
         "answering",
+        "beside",
         "channel",
         "deadlines",
         "concurrency",

@@ -27,6 +27,7 @@ import psutil
 import pytest
 import torch
 from conftest import Holdings
+from coroutine_envs import LoopingEnv
 from faces import Face, acting, in_thread, masked, observed
 from failing_envs import CountingEnv, Gate, numbered
 from gymnasium.utils.env_checker import data_equivalence
@@ -295,6 +296,15 @@ async def test_coroutines_are_cancelled_where_they_are() -> None:
             await env[1].step(acting([1]))
         await env.reset(masked("_reset", 4, {1}))
         assert observed(await env.step(acting([4] * 4)))[1] == [1, 2, 1, 4]
+
+
+@pytest.mark.parametrize("other", [CountingEnv, PatientEnv])
+async def test_plain_envs_may_run_loops_of_their_own(other: Any) -> None:
+    """Ray runs its loop around them, whether there are coroutine envs or not."""
+    async with in_ray(2, [LoopingEnv, other], create_env_kwargs=numbered(2), num_processes=1) as env:
+        await env.reset()
+        assert observed(await env.step(acting([3, 4]))) == [[0, 1, 1, 3], [1, 1, 1, 4]]
+        assert await env[:1].call("count") == [1]
 
 
 async def test_a_late_step_is_dropped(gate: Gate) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import inspect
 import sys
 import traceback
@@ -11,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aioenvs.engine.adapters import EnvAdapter
+from aioenvs.engine.beside import Place, done_at
 from aioenvs.engine.deadlines import outlast
 from aioenvs.engine.host import EnvHost, Outcome, Plan
 from aioenvs.engine.protocol import STEPS, Opcode
@@ -23,8 +26,8 @@ PLAYED = STEPS | {Opcode.RESET}
 class Batch:
     """Envs at work on one command.
 
-    Those with coroutines have a task each. The others do it right here, one after the other, once each coroutine has
-    come to its first await.
+    Those with coroutines have a task each. The others do it one after the other, once each coroutine has come to its
+    first await, and outside of the loop if there is a place for that.
 
     Args:
         command: Its name.
@@ -33,6 +36,7 @@ class Batch:
         turns: Limits how many are at work at once.
         fatal: Exceptions that are no env's own business, and end the command.
         on_fatal: Called with the first of these, before the other envs have ended.
+        place: Where envs without coroutines do it; None for right here.
 
     Attributes:
         ended: Done when all of them are.
@@ -47,6 +51,7 @@ class Batch:
         turns: asyncio.Semaphore | None = None,
         fatal: tuple[type[BaseException], ...] = (),
         on_fatal: Callable[[BaseException], None] = lambda _: None,
+        place: Place | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -55,20 +60,28 @@ class Batch:
         self._turns = turns
         self._fatal = fatal
         self._on_fatal = on_fatal
+        self._place = place
         self.fatal_error: BaseException | None = None
         self._outcome = Outcome()
         self._results: dict[int, Any] = {}
         self._tasks: dict[asyncio.Task[None], int] = {}
-        self._plain: deque[tuple[int, EnvAdapter]] = deque()
+        self._plain: deque[tuple[int, EnvAdapter]] = deque()  # those that have not begun
+        self._plain_results: deque[tuple[int, Any, BaseException | None]] = deque()
+        self._undone: set[int] = set()
+        self._working: asyncio.Task[None] | None = None
         for env, adapter in envs:
-            if adapter.metadata.has_coroutines or turns is not None:
+            if adapter.metadata.has_coroutines:
                 task = loop.create_task(self._work(env, adapter))
                 task.add_done_callback(self._task_ended)
                 self._tasks[task] = env
             else:
                 self._plain.append((env, adapter))
-        if self._plain:
-            loop.call_soon(self._work_plainly)
+                self._undone.add(env)
+        if self._plain and turns is None and place is None:
+            loop.call_soon(self._work_here)
+        elif self._plain:
+            self._working = loop.create_task(self._work_plainly())
+            self._working.add_done_callback(self._plain_ended)
 
     def cancel(self) -> None:
         """Cancel what is not done; it ends when the coroutines have.
@@ -77,16 +90,17 @@ class Batch:
         """
         for task in self._tasks:
             task.cancel()
-        for env, _ in self._plain:
-            self._outcome.failures[env] = asyncio.CancelledError()
-        if self._plain:
-            self._plain.clear()
-            self._maybe_end()
+        with contextlib.suppress(IndexError):  # another thread may be taking them out at the same time
+            while True:
+                self._fail_plainly(self._plain.popleft()[0], asyncio.CancelledError())
+        if self._working is not None:
+            self._working.cancel()
+        self._maybe_end()
 
     @property
     def at_work(self) -> set[int]:
         """Envs that are not done."""
-        return {*self._tasks.values(), *(env for env, _ in self._plain)}
+        return {*self._tasks.values(), *self._undone}
 
     def outcome(self) -> Outcome:
         """What came of it, once it has ended.
@@ -120,15 +134,58 @@ class Batch:
             self._outcome.failures[env] = asyncio.CancelledError()
         self._maybe_end()
 
-    def _work_plainly(self) -> None:
+    async def _work_plainly(self) -> None:
+        if self._turns is None:
+            await self._done_plainly(len(self._plain))
+            return
         while self._plain:
-            env, adapter = self._plain.popleft()
+            async with self._turns:
+                await self._done_plainly(1)
+
+    async def _done_plainly(self, most: int) -> None:
+        try:
+            await done_at(self._place, functools.partial(self._take_plain, most))
+        finally:
+            self._keep_plain()
+
+    def _work_here(self) -> None:
+        self._take_plain(len(self._plain))
+        self._keep_plain()
+        self._maybe_end()
+
+    def _take_plain(self, most: int) -> None:
+        """Let envs that have not begun do it, up to so many, wherever this is; what comes of it is for the loop."""
+        for _ in range(most):
             try:
-                result = self._plan.action(env, adapter)
-                if result is not False:
-                    self._results[env] = result
+                env, adapter = self._plain.popleft()
+            except IndexError:  # the others were cancelled
+                return
+            try:
+                self._plain_results.append((env, self._plan.action(env, adapter), None))
             except BaseException as error:
-                self._fail(env, error)
+                self._plain_results.append((env, None, error))
+                if isinstance(error, self._fatal):
+                    return
+
+    def _keep_plain(self) -> None:
+        while self._plain_results:
+            env, result, error = self._plain_results.popleft()
+            if error is not None:
+                self._fail_plainly(env, error)
+                continue
+            self._undone.discard(env)
+            if result is not False:
+                self._results[env] = result
+
+    def _fail_plainly(self, env: int, error: BaseException) -> None:
+        self._undone.discard(env)
+        self._fail(env, error)
+
+    def _plain_ended(self, task: asyncio.Task[None]) -> None:
+        self._working = None
+        error = None if task.cancelled() else task.exception()
+        for env in list(self._undone):  # a signal handler raised between them
+            self._fail_plainly(env, error or asyncio.CancelledError())
         self._maybe_end()
 
     def _fail(self, env: int, error: BaseException) -> None:
@@ -140,7 +197,7 @@ class Batch:
             self.cancel()
 
     def _maybe_end(self) -> None:
-        if not self._tasks and not self._plain and not self.ended.done():
+        if not self._tasks and not self._undone and self._working is None and not self.ended.done():
             self.ended.set_result(None)
 
 
@@ -151,6 +208,7 @@ class ConcurrentHost:
         host: The envs.
         max_concurrency: How many may be inside a reset or step at once; None for all.
         on_fatal: See `Batch`.
+        place: Where envs without coroutines do what they are asked, and are closed; None for right here.
     """
 
     def __init__(
@@ -158,7 +216,9 @@ class ConcurrentHost:
         host: EnvHost,
         max_concurrency: int | None = None,
         on_fatal: Callable[[BaseException], None] = lambda _: None,
+        place: Place | None = None,
     ) -> None:
+        self.place = place
         self._host = host
         self._on_fatal = on_fatal
         self._turns = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
@@ -175,7 +235,7 @@ class ConcurrentHost:
         host = self._host
         plan, envs = host.plan(opcode, positions, values or {}), host.select(positions)
         turns = self._turns if opcode in PLAYED else None
-        batch = Batch(opcode.name.lower(), plan, envs, turns, host.fatal, self._on_fatal)
+        batch = Batch(opcode.name.lower(), plan, envs, turns, host.fatal, self._on_fatal, self.place)
         self._batches.add(batch)
         batch.ended.add_done_callback(lambda _: self._batches.discard(batch))
         return batch
@@ -216,7 +276,10 @@ class ConcurrentHost:
         self._closing = [asyncio.ensure_future(self._close(adapter)) for adapter in self._host.give_up()]
         if self._closing:
             await asyncio.wait(self._closing, timeout=patience)
-        self._host.close()
+        try:
+            await done_at(self.place, self._host.close)
+        except self._host.fatal as error:
+            self._exit = error
 
     def _hurry(self) -> None:
         for batch in list(self._batches):

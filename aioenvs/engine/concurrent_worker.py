@@ -7,6 +7,7 @@ import functools
 import socket
 from collections.abc import Callable
 
+from aioenvs.engine.beside import Place, PlainThread
 from aioenvs.engine.concurrency import Batch, ConcurrentHost
 from aioenvs.engine.portal import PATIENCE, run_to_end
 from aioenvs.engine.protocol import Decoder, Frame, Opcode, encode
@@ -18,16 +19,22 @@ __all__ = ["ConcurrentServer", "serve_concurrently"]
 def serve_concurrently(sock: socket.socket, worker: Worker, decoder: Decoder) -> None:
     """Answer frames until told to close, or until the parent is gone; then close the envs.
 
+    The loop has a thread of its own where there are envs without coroutines, which stay in the calling one.
+
     Args:
         sock: Stream to the parent.
         worker: What answers; its envs are built.
         decoder: Of the stream.
     """
-    run_to_end(_serve(sock, worker, decoder))
+    if worker.host.has_plain:
+        plain = PlainThread()
+        plain.run_beside(_serve(sock, worker, decoder, plain.order), "aioenvs loop")
+    else:
+        run_to_end(_serve(sock, worker, decoder))
 
 
-async def _serve(sock: socket.socket, worker: Worker, decoder: Decoder) -> None:
-    stream = _Stream(worker, decoder)
+async def _serve(sock: socket.socket, worker: Worker, decoder: Decoder, place: Place | None = None) -> None:
+    stream = _Stream(worker, decoder, place)
     sock.setblocking(False)
     transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: stream, sock=sock)
     last = await stream.server.serve()
@@ -43,11 +50,12 @@ class ConcurrentServer:
     Args:
         worker: What answers; its envs are built.
         send: Called with each answer.
+        place: Where envs without coroutines do what they are asked; None for right here.
     """
 
-    def __init__(self, worker: Worker, send: Callable[[Frame], None]) -> None:
+    def __init__(self, worker: Worker, send: Callable[[Frame], None], place: Place | None = None) -> None:
         self._told: asyncio.Future[Frame | None] = asyncio.get_running_loop().create_future()
-        self._host = ConcurrentHost(worker.host, worker.max_concurrency, self.fail)
+        self._host = ConcurrentHost(worker.host, worker.max_concurrency, self.fail, place)
         self._worker = worker
         self._send = send
         self._batches: dict[int, Batch] = {}
@@ -116,9 +124,9 @@ class _Stream(asyncio.Protocol):
         gone: Done when the stream is closed.
     """
 
-    def __init__(self, worker: Worker, decoder: Decoder) -> None:
+    def __init__(self, worker: Worker, decoder: Decoder, place: Place | None) -> None:
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.server = ConcurrentServer(worker, self._send)
+        self.server = ConcurrentServer(worker, self._send, place)
         self._decoder = decoder
         self._transport: asyncio.Transport | None = None
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -13,7 +15,28 @@ import cloudpickle
 
 from aioenvs.errors import RemoteEnvError, WorkerStartError
 
-__all__ = ["Failure", "annotate", "attributed", "capture", "factory_error", "locate", "passable", "rebuild", "summary"]
+__all__ = [
+    "Failure",
+    "advised",
+    "annotate",
+    "attributed",
+    "capture",
+    "factory_error",
+    "locate",
+    "passable",
+    "rebuild",
+    "summary",
+]
+
+# How asyncio, uvloop, anyio, asgiref and Playwright say that they cannot run a loop inside of another one.
+LOOP_RUNS = re.compile(
+    r"(?<!no )running event loop|loop is (already )?running|running asyncio|(inside the asyncio|async event) loop",
+    re.IGNORECASE,
+)
+USE_ANOTHER = (
+    "the env is no coroutine env, runs an event loop of its own, and was called inside of a running one, where that is "
+    'impossible; use AsyncParallelEnv, with processes or backend="thread", or SerialEnv outside of the loop'
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +80,23 @@ def annotate(error: Exception, note: str) -> Exception:
         error = _stand_in(error)
         error.add_note(note)
     return error
+
+
+def advised(error: Exception) -> Exception:
+    """Say what to use instead in the error of an env that could not run an event loop of its own here."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:
+        return error
+    return annotate(error, USE_ANOTHER) if any(LOOP_RUNS.search(summary(each)) for each in _chain(error)) else error
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it comes from."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        yield error
+        seen.append(error)
+        error = error.__cause__ or error.__context__
 
 
 def attributed(error: Exception, envs: Sequence[int]) -> Exception:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from aioenvs.engine.adapters import Attribute, Call, EnvAdapter, Handling, ResetArguments
 from aioenvs.engine.building import build
 from aioenvs.engine.copying import UnsendableError, received
-from aioenvs.engine.failure import annotate, attributed, locate, passable, summary
+from aioenvs.engine.failure import advised, annotate, attributed, locate, passable, summary
 from aioenvs.engine.layout import Layout
 from aioenvs.engine.metadata import NEXT, ROOT, STATUS, TURN, EnvMetadata
 from aioenvs.engine.protocol import Opcode
@@ -135,13 +135,14 @@ class EnvHost:
 
     Attributes:
         has_coroutines: Whether some of them do, so that an event loop must execute the commands (`ConcurrentHost`).
+        has_plain: Whether some of them do not.
     """
 
     def __init__(
         self, fatal: tuple[type[BaseException], ...] = (SystemExit,), handling: Handling | None = None
     ) -> None:
         self.fatal = fatal
-        self.has_coroutines = False
+        self.has_coroutines = self.has_plain = False
         self._handling = handling or Handling()
         self._envs: list[tuple[int, EnvAdapter]] = []
         self._loose = False
@@ -154,6 +155,7 @@ class EnvHost:
         self._envs.append((env, adapter))
         self._loose = self._loose or any(adapter.metadata.objects.values())
         self.has_coroutines = self.has_coroutines or adapter.metadata.has_coroutines
+        self.has_plain = self.has_plain or not adapter.metadata.has_coroutines
 
     def __len__(self) -> int:
         return len(self._envs)
@@ -281,8 +283,8 @@ class EnvHost:
                     closing.close()
             except self.fatal:
                 raise
-            except BaseException:
-                traceback.print_exc(file=sys.stderr)
+            except BaseException as error:
+                traceback.print_exception(advised(error) if isinstance(error, Exception) else error, file=sys.stderr)
 
     def give_up(self) -> list[EnvAdapter]:
         """The envs that have coroutines, which are somebody else's to close from now on."""

@@ -13,11 +13,11 @@ from aioenvs.engine.adapters import PLAIN_RULES, Call, GymRules, Handling, Reset
 from aioenvs.engine.concurrency import ConcurrentHost
 from aioenvs.engine.copying import received
 from aioenvs.engine.deadlines import Deadline, outlast
-from aioenvs.engine.failure import factory_error, summary
+from aioenvs.engine.failure import advised, factory_error, passable, summary
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.memory import own_memory
 from aioenvs.engine.pool import Lease, Pool, Selection, Steps, closed_meanwhile, wrong_loop
-from aioenvs.engine.portal import loop_wanted
+from aioenvs.engine.portal import loop_wanted, outside_of
 from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.spaces import Objects
 from aioenvs.engine.streams import here
@@ -68,7 +68,9 @@ class InlinePool(Pool):
                 try:
                     self._host.build(env, factory, OWN(dict(kwargs)))
                 except Exception as error:
-                    raise factory_error(env, summary(error), envs=[env]) from error
+                    failure = factory_error(env, summary(error), envs=[env])
+                    failure.__cause__ = error
+                    raise advised(failure) from error
             buffer = self._lay_out(self._host.metadata, own_memory)
             self._host.attach(self._places, buffer)
             if self._host.has_coroutines:
@@ -90,6 +92,8 @@ class InlinePool(Pool):
             if not self._yields:
                 await loop_wanted()
             self._loop = asyncio.get_running_loop()
+            if self._concurrent is not None:
+                self._concurrent.place = outside_of(self._loop)
         self.check_home(command)
 
     def check_home(self, command: str) -> None:
@@ -161,7 +165,14 @@ class InlinePool(Pool):
             outcome = await self.within(self._concurrent.execute(opcode, positions, values), lease)
             if self.slots.closed:
                 raise ClosedError(f"{describe_envs(selection.indices)} were closed while {command} was pending")
-        return outcome.located(command)
+        return self._explained(outcome.located(command))
+
+    def _explained(self, outcome: Outcome) -> Outcome:
+        """The outcome, with what to use instead in the errors of envs that run an event loop of their own."""
+        for env, error in outcome.failures.items():
+            if not self.metadata[env].has_coroutines:
+                outcome.failures[env] = advised(passable(error))
+        return outcome
 
     def _run(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None, lease: Lease) -> Outcome:
         thread = threading.get_ident()

@@ -27,6 +27,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from aioenvs.engine import worker
 from aioenvs.engine.memory import SharedBlock
@@ -235,6 +236,7 @@ def main(control: int, preload: Sequence[str] = (), inherited: Inherited = ()) -
 def _become_plain() -> None:
     """Undo what a fork has of its parent, or a fresh interpreter of its environment."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _forget_loops()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGPIPE):
@@ -245,6 +247,16 @@ def _become_plain() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # three descriptors per worker are needed
+
+
+def _forget_loops() -> None:
+    """Undo what a fork inside of a running event loop has of that; from Python 3.12 on asyncio does the most of it."""
+    sys.set_asyncgen_hooks(None, None)
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None and sys.version_info < (3, 12):
+        policy: Any = asyncio.get_event_loop_policy()
+        if hasattr(policy, "_local"):
+            policy._local = type(policy._local)()  # or `get_event_loop` would return the parent's, as if it ran here
 
 
 def run_worker(sock: int, block: int, inherited: Inherited = ()) -> int:

@@ -349,7 +349,7 @@ class Pool(ABC):
 
     def _fate(self, late: Sequence[int]) -> str:
         """What becomes of late envs, in words."""
-        if all(self.has_coroutines[self.host_of(env)] for env in late):
+        if all(self.metadata[env].has_coroutines for env in late):
             return "coroutines that are at work for it are cancelled, and their envs need a reset"
         return "the late reply will be dropped, and the next request for it waits until it has come"
 

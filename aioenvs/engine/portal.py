@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 import types
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from types import FrameType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -20,7 +21,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from aioenvs.engine.driving import driven
 from aioenvs.errors import AioEnvsError, ConcurrencyError
 
-__all__ = ["PATIENCE", "Immediate", "LoopPortal", "Portal", "loop_wanted", "run_to_end"]
+__all__ = ["PATIENCE", "Immediate", "LoopPortal", "Portal", "loop_wanted", "outside_of", "run_to_end"]
 
 T = TypeVar("T")
 
@@ -100,11 +101,16 @@ async def _rest(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class _PausedLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock stands still while nobody runs it, so that no time is up before it could be seen to."""
+    """A loop whose clock stands still while nobody runs it, so that no time is up before it could be seen to.
+
+    It interrupts itself for what must not be run inside of a running loop (`outside`).
+    """
 
     def __init__(self) -> None:
         self._paused = 0.0  # for how long it was
         self._stopped = super().time()
+        self._told = False
+        self._jobs: deque[Callable[[], None]] = deque()
         super().__init__()
 
     def time(self) -> float:
@@ -113,9 +119,34 @@ class _PausedLoop(asyncio.SelectorEventLoop):
     def run_forever(self) -> None:
         self._paused += super().time() - self._stopped
         try:
-            super().run_forever()
+            self._work_off()
+            while True:
+                super().run_forever()
+                self._work_off()
+                if self._told:
+                    return
         finally:
+            self._told = False
             self._stopped = super().time()
+
+    def stop(self) -> None:
+        self._told = True
+        super().stop()
+
+    def outside(self, job: Callable[[], None]) -> None:
+        """Have something run by the thread of the loop at the end of this turn, while the loop does not run."""
+        self._jobs.append(job)
+        super().stop()
+
+    def _work_off(self) -> None:
+        while self._jobs:
+            self._jobs[0]()  # a signal handler that raises in here leaves it to the next run
+            self._jobs.popleft()
+
+
+def outside_of(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None] | None:
+    """What has something run by the thread of a private loop while that does not run; None for any other loop."""
+    return loop.outside if isinstance(loop, _PausedLoop) else None
 
 
 class LoopPortal:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import os
 import pickle
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
+from aioenvs.engine.beside import PlainThread, done_at
 from aioenvs.engine.cargo import NOTHING, Bytes, Cargo
 from aioenvs.engine.concurrent_worker import ConcurrentServer
 from aioenvs.engine.memory import own_memory
@@ -37,7 +40,10 @@ class _OwnBlock:
 
 
 class RayHost:
-    """Hosts envs, and answers frames, each with the rows that go along with it."""
+    """Hosts envs, and answers frames, each with the rows that go along with it.
+
+    Ray calls it inside of a running event loop, on which envs with coroutines live; the others have a thread.
+    """
 
     def __init__(self) -> None:
         draw_afresh()
@@ -50,6 +56,8 @@ class RayHost:
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
         self._early: set[int] = set()
         self._left: asyncio.Future[int] | None = None
+        self._plain = PlainThread()
+        threading.Thread(target=self._plain.work, name="aioenvs envs", daemon=True).start()
 
     async def hello(self) -> tuple[int, str]:
         """The process id, and the name of the machine."""
@@ -125,9 +133,9 @@ class RayHost:
             SystemExit: If an env wants that.
         """
         if self._server is None:
-            reply = self._worker.answer(frame)
+            reply = await done_at(self._plain.order, functools.partial(self._worker.answer, frame))
             if self._worker.host.has_coroutines and not self._worker.closing:
-                self._server = ConcurrentServer(self._worker, self._settle)
+                self._server = ConcurrentServer(self._worker, self._settle, self._plain.order)
                 self._serving = asyncio.ensure_future(self._serve(self._server))
             return reply
         waiting: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()

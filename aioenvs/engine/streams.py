@@ -6,7 +6,8 @@ an env has been given a seed, it therefore has states of its own, which are in p
 `random.seed`, `numpy.random.seed` and `torch.manual_seed` make of that seed.
 
 There is one place for them, so while one env's are there, envs in other threads that have streams wait, and nobody else
-may draw: code of other threads would draw from the env's.
+may draw: code of other threads would draw from the env's. Coroutine envs are such code where they share a worker with
+envs that have streams, as they go on meanwhile; they draw from generators of their own, as Gymnasium's `np_random`.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from aioenvs.engine.adapters import PLAIN_RULES, GymRules, Handling
 from aioenvs.engine.answering import AnsweringPool, all_or_none
+from aioenvs.engine.beside import PlainThread
 from aioenvs.engine.concurrency import Batch, ConcurrentHost
 from aioenvs.engine.copying import received
 from aioenvs.engine.failure import factory_error, passable, summary
@@ -78,6 +79,8 @@ class Mailbox:
 class HostThread:
     """A thread with some envs; except for `_live` and what that calls, all of it belongs to the event loop.
 
+    Where some of them have coroutines and others do not, the loop of the former has another thread, and takes errands.
+
     Args:
         envs: Their indices.
         factories: What makes an env, of the whole pool.
@@ -110,7 +113,8 @@ class HostThread:
         self._leaving = False
         self._max_concurrency = max_concurrency
         self._concurrent: ConcurrentHost | None = None
-        self._own_loop: asyncio.AbstractEventLoop | None = None  # the thread's, where envs have coroutines
+        self._own_loop: asyncio.AbstractEventLoop | None = None  # that of the envs' coroutines
+        self._plain = PlainThread()
         self._left: asyncio.Future[None] | None = None
         self._batches: dict[asyncio.Future[Any], Batch] = {}
         # A daemon, since one whose env hangs must not keep the interpreter from its exit.
@@ -174,13 +178,17 @@ class HostThread:
         while not self._host.has_coroutines and (errand := self._errands.get()) is not None:
             self._do(errand)
             del errand  # an idle thread keeps nothing
-        if self._host.has_coroutines:
+        if self._host.has_coroutines and self._host.has_plain:
+            self._plain.run_beside(self._live_on_loop(), f"{self._thread.name} loop", whatever=True)
+        elif self._host.has_coroutines:
             run_to_end(self._live_on_loop(), whatever=True)
         self._host.close()
         self._mailbox.put(Errand(self.leave, (), self.ended), None, None)
 
     async def _live_on_loop(self) -> None:
-        self._concurrent = ConcurrentHost(self._host, self._max_concurrency)
+        leave_alone()
+        place = self._plain.order if self._host.has_plain else None
+        self._concurrent = ConcurrentHost(self._host, self._max_concurrency, place=place)
         self._left = asyncio.get_running_loop().create_future()
         self._own_loop = asyncio.get_running_loop()
         self._obey()
