@@ -14,8 +14,11 @@ import ast
 import asyncio
 import importlib
 import inspect
+import os
 import pydoc
 import re
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,8 +81,18 @@ def as_parameter(page: Path) -> Any:
 @pytest.mark.parametrize("page", [as_parameter(page) for page in PAGES if any(blocks_of(page.read_text()))])
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    if "ray" in TIER.findall(page.read_text()):  # which keeps descriptors for as long as its process lives
+        code = f"import pathlib, test_docs; test_docs.run_blocks(pathlib.Path({str(page)!r}))"
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+        done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    else:
+        run_blocks(page)
+
+
+def run_blocks(page: Path) -> None:
+    """Run the blocks of a page; compile those that are not to be run."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    ran = 0
     with asyncio.Runner() as runner:
         for block in blocks_of(page.read_text()):
             code = compiled(page, block)
@@ -87,9 +100,7 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 made = eval(code, namespace)  # a coroutine where there is an `await`
                 if made is not None:
                     runner.run(made)
-                ran += 1
         namespace.clear()
-    assert ran or all(not block.runs for block in blocks_of(page.read_text()))
 
 
 def test_marks_are_understood() -> None:

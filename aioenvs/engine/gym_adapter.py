@@ -326,8 +326,7 @@ def refuse_generators(env: Any, who: str) -> None:
 def _name(env: Any) -> str:
     """Return how an env calls itself, without the address by which Python tells apart those that do not.
 
-    Envs of one class are of one kind to whoever compares their descriptions, and what is worked out for a kind is worked
-    out once.
+    Envs of one class are of one kind to whoever compares their descriptions, and the specs of a kind are made once.
     """
     kind: Any = type(env)
     says_nothing = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
