@@ -64,9 +64,7 @@ class RuntimeDocs(griffe.Extension):
                 made.labels.add("async")
             member = made
         if member.docstring is None and text and member.name != "__init__":
-            member.docstring = griffe.Docstring(
-                fenced(text), lineno=member.lineno, parent=member, parser=griffe.Parser.google
-            )
+            member.docstring = griffe.Docstring(text, lineno=member.lineno, parent=member, parser=griffe.Parser.google)
         return member
 
 
