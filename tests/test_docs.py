@@ -142,3 +142,9 @@ def test_each_option_is_in_one_group_with_its_default() -> None:
     }
     assert len(rows) == len(expected)
     assert dict(rows) == expected
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / name).read_text())
+    assert [link for link in links if not (ROOT / link).exists()] == []
