@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from aioenvs.errors import shown
+
 __all__ = ["as_python", "integer_seed", "next_seed", "seed_chain"]
 
 LIMIT = 2**32 - 1
