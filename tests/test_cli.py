@@ -462,6 +462,7 @@ def test_same_seed_gives_the_same_episodes_in_processes_and_without(
     assert "worker processes" not in threads
 
 
+@pytest.mark.slow
 def test_run_prints_a_table_and_nothing_else() -> None:
     command = [sys.executable, "-m", "aioenvs", "run", "CartPole-v1", "--steps", "50", "--num-workers", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
@@ -498,6 +499,7 @@ def read_terminal(terminal: int, until: bytes | None = None) -> bytes:
 @pytest.mark.parametrize(
     "backend", ["process", "thread", "serial", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.timeout(120)])]
 )
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_with_what_was_measured(backend: str) -> None:
     terminal, program_side = pty.openpty()
     process = subprocess.Popen(

@@ -79,6 +79,7 @@ def unsuspicious() -> Any:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
+@pytest.mark.slow
 async def test_workers_share_one_import(method: str) -> None:
     async with AsyncParallelEnv(4, CountingEnv, num_processes=4, mp_start_method=method) as env:
         assert (await env.rollout(3)).shape == (4, 3)
@@ -155,6 +156,7 @@ async def test_a_pool_of_both_kinds() -> None:
 # -- launchers ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_pools_share_a_launcher() -> None:
     async with (
         AsyncParallelEnv(1, CountingEnv) as first,
@@ -186,6 +188,7 @@ if sys.argv[1] == "raising":
 
 
 @pytest.mark.parametrize(("how", "code"), [("returning", 0), ("raising", 1), ("killed", -signal.SIGKILL)])
+@pytest.mark.slow
 async def test_a_launcher_ends_with_its_parent(how: str, code: int) -> None:
     def run() -> Any:
         command = [sys.executable, "-W", "ignore", "-c", SCRIPT, how]
