@@ -21,6 +21,7 @@ import gc
 import logging
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -239,6 +240,17 @@ def _descriptors() -> set[tuple[int, str]]:
 
 
 def _shared_memory() -> set[str]:
-    """What there is of shared memory; not the semaphores of multiprocessing, which peers use and aioenvs does not."""
+    """Names of shared memory, but for what is not ours.
+
+    Other programs on this machine have some, and torch names its own after who made it; multiprocessing has semaphores
+    for peers, which aioenvs does not use.
+    """
     names = os.listdir(SHARED_MEMORY) if SHARED_MEMORY.exists() else []
-    return {name for name in names if not name.startswith("sem.mp-")}
+    return {name for name in names if not name.startswith("sem.mp-") and not _made_elsewhere(name)}
+
+
+def _made_elsewhere(name: str) -> bool:
+    maker = re.match(r"torch_(\d+)_", name)
+    if maker is None or (pid := int(maker[1])) == os.getpid():
+        return False
+    return psutil.pid_exists(pid) and pid not in children(os.getpid())
