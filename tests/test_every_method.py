@@ -15,31 +15,12 @@ import numpy as np
 import pytest
 import torch
 from faces import EVERY_FACE, Face, acting, observed
-from failing_envs import CountingEnv, numbered
+from failing_envs import DrawingEnv, numbered
 from vector_faces import HOSTS
 
 from aioenvs import AsyncParallelEnv
 from aioenvs.integrations.gymnasium import AioVectorEnv
 from aioenvs.integrations.sb3 import AioVecEnv
-
-
-class TalkingEnv(CountingEnv):
-    """Counts, draws itself and has a state."""
-
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
-    render_mode = "rgb_array"
-
-    def render(self) -> Any:
-        return np.full((2, 2, 3), self.env_id + 7, np.uint8)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"total": self.total}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.total = state["total"]
-
-    def scaled(self, factor: int) -> int:
-        return self.env_id * factor
 
 
 class Seen:
@@ -128,7 +109,7 @@ def public_methods(cls: Any) -> set[str]:
 @pytest.mark.parametrize("face", EVERY_FACE, ids=lambda face: face.name)
 async def test_every_method_of_a_batch(face: Face) -> None:
     seen = Seen()
-    env = face.make(2, TalkingEnv, create_env_kwargs=numbered(2))
+    env = face.make(2, DrawingEnv, create_env_kwargs=numbered(2))
     call = face.call
     env.update_kwargs(numbered(2, length=3))
     seen["update_kwargs"] = None
@@ -176,7 +157,7 @@ async def test_every_method_of_a_batch(face: Face) -> None:
 @pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
 def test_every_method_of_a_vector_env(host: dict[str, Any]) -> None:
     seen = Seen()
-    envs = AioVectorEnv([functools.partial(TalkingEnv, env, length=3) for env in range(3)], **host)
+    envs = AioVectorEnv([functools.partial(DrawingEnv, env, length=3) for env in range(3)], **host)
     actions = np.array([1, 2, 3])
     try:
         seen["reset"] = envs.reset(seed=3)[0].tolist()
@@ -200,7 +181,7 @@ def test_every_method_of_a_vector_env(host: dict[str, Any]) -> None:
 @pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
 def test_every_method_of_a_vec_env(host: dict[str, Any]) -> None:
     seen = Seen()
-    envs = AioVecEnv([functools.partial(TalkingEnv, env, length=3) for env in range(3)], **host)
+    envs = AioVecEnv([functools.partial(DrawingEnv, env, length=3) for env in range(3)], **host)
     actions = np.array([1, 2, 3])
     try:
         seen["seed"] = envs.seed(3)
