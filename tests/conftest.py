@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import cloudpickle
 import numpy as np
 import psutil
 import pytest
@@ -67,6 +68,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else:
             dropped.add(item)
     items[:] = [item for item in items if item not in dropped]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Send workers what test modules define: if they imported those, they would import pytest and the peers as well."""
+    modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
 
 
 @pytest.fixture(params=FACES, ids=lambda face: face.name)
