@@ -39,7 +39,7 @@ from faces import ASYNC_PROCESS_FACES, FACES, PROCESS_FACES, Face
 from failing_envs import Gate
 from oracle import start_what_torchrl_shares
 from processes import children, still_alive
-from tiers import EVERY_COMBINATION, beyond_covering
+from tiers import EVERY_COMBINATION, beyond_covering, beyond_two_faces
 
 from aioenvs.engine import process
 
@@ -68,6 +68,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else:
             dropped.add(item)
     items[:] = [item for item in items if item not in dropped]
+    for item in beyond_two_faces(items):
+        item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

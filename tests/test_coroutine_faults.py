@@ -424,6 +424,7 @@ def script(tmp_path: Path, gate: Gate) -> Any:
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.slow
 def test_the_parent_is_killed_while_they_run(script: Script, gate: Gate, tmp_path: Path, stubborn: bool) -> None:
     notes = tmp_path / "notes"
     script.start(f"""
@@ -446,6 +447,7 @@ def test_the_parent_is_killed_while_they_run(script: Script, gate: Gate, tmp_pat
         assert sorted(notes.read_text()) == ["c"] * 4 + ["x"] * 4
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_while_they_run(script: Script, gate: Gate) -> None:
     script.start(f"""
         from coroutine_envs import AwaitingEnv, Never

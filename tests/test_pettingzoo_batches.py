@@ -81,6 +81,7 @@ async def compare(face: Face, env: Any, hands: list[Played], steps: int) -> int:
 
 @over_every_face
 @pytest.mark.parametrize("make", [CrowdEnv, tag])
+@pytest.mark.slow
 async def test_raw_envs_give_what_they_give_by_hand(face: Face, make: Callable[[], Any]) -> None:
     groups = PettingZooWrapper(make()).group_map
     async with face.open(COUNT, make) as env:
@@ -89,6 +90,7 @@ async def test_raw_envs_give_what_they_give_by_hand(face: Face, make: Callable[[
 
 @pytest.mark.parametrize("face", FACES[:3], ids=lambda face: face.name)
 @pytest.mark.parametrize("make", [knights, multiwalker])
+@pytest.mark.slow
 async def test_more_real_envs_give_what_they_give_by_hand(face: Face, make: Callable[[], Any]) -> None:
     groups = PettingZooWrapper(make()).group_map
     async with face.open(2, make) as env:

@@ -94,6 +94,7 @@ async def test_torch_is_there_before_the_factory() -> None:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.slow
 async def test_a_need_that_cannot_be_guessed(method: str) -> None:
     assert "torch" not in modules_to_preload([unsuspicious])
     async with AsyncParallelEnv(1, unsuspicious, mp_start_method=method) as env:
@@ -101,6 +102,7 @@ async def test_a_need_that_cannot_be_guessed(method: str) -> None:
         assert (await env.rollout(3)).shape == (1, 3)
 
 
+@pytest.mark.slow
 async def test_workers_have_the_threads_that_they_are_given() -> None:
     for options, expected in (({}, 1), ({"num_sub_threads": 2}, 2)):
         for factory in (threads_at_hand, unsuspicious_threads):
