@@ -9,8 +9,10 @@ import signal
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
@@ -413,14 +415,17 @@ for place in ("factory", "step", "exit"):
 
 
 @pytest.fixture
-def failing_envs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def failing_envs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a module, in the working directory, that registers environments that fail."""
     name = "module_with_failing_envs"
     (tmp_path / f"{name}.py").write_text(FAILING_ENVS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    return name
+    known = set(gym.registry)
+    yield name
+    sys.modules.pop(name, None)
+    for env_id in set(gym.registry) - known:  # or workers of later tests would look for the module
+        del gym.registry[env_id]
 
 
 @pytest.mark.parametrize(
