@@ -16,10 +16,12 @@ The launchers that the engine keeps for the whole session are no leak; the worke
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -27,6 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import cloudpickle
 import numpy as np
 import psutil
 import pytest
@@ -35,7 +38,8 @@ from device_backends import FakeBackend
 from faces import ASYNC_PROCESS_FACES, FACES, PROCESS_FACES, Face
 from failing_envs import Gate
 from oracle import start_what_torchrl_shares
-from processes import still_alive
+from processes import children, still_alive
+from tiers import EVERY_COMBINATION, beyond_covering, beyond_two_faces
 
 from aioenvs.engine import process
 
@@ -43,6 +47,36 @@ PATIENCE = 2.0  # seconds that what was just closed gets to vanish
 PACKAGE = f"{Path(process.__file__).parents[1]}{os.sep}"
 DESCRIPTORS = Path("/proc/self/fd")
 SHARED_MEMORY = Path("/dev/shm")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        f"--{EVERY_COMBINATION.replace('_', '-')}",
+        action="store_true",
+        help="run tests of several parameters with all combinations of their values, see tests/tiers.py",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption(EVERY_COMBINATION) or config.getoption("keyword"):  # or a case asked for may not be there
+        return
+    dropped = set()
+    for item in beyond_covering(items):
+        if item.get_closest_marker(EVERY_COMBINATION):
+            item.add_marker(pytest.mark.slow)
+        else:
+            dropped.add(item)
+    items[:] = [item for item in items if item not in dropped]
+    for item in beyond_two_faces(items):
+        item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Send workers what test modules define: if they imported those, they would import pytest and the peers as well."""
+    modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
 
 
 @pytest.fixture(params=FACES, ids=lambda face: face.name)
@@ -157,15 +191,14 @@ class Holdings:
     """What the test process had before a test."""
 
     def __init__(self) -> None:
-        self.processes = set(_processes())
+        self.processes = _processes()
         self.threads = set(threading.enumerate())
         self.descriptors = _descriptors()
         self.shared_memory = _shared_memory()
 
     def check(self) -> None:
         leaks: list[Any] = []
-        new = [child for child in _processes() if child not in self.processes]
-        leaks += [_describe(left) for left in still_alive(new, PATIENCE)]
+        leaks += [_describe(left) for left in still_alive(_new(self.processes), PATIENCE)]
         for thread in set(threading.enumerate()) - self.threads:
             thread.join(PATIENCE)
             leaks += [thread] if thread.is_alive() else []
@@ -179,9 +212,18 @@ def _shared_launchers() -> list[process.Launcher]:
     return list(process._launchers.values())
 
 
-def _processes() -> list[psutil.Process]:
+def _processes() -> set[int]:
+    """The ids of all processes below this one, but for the launchers."""
     shared = {launcher.pid for launcher in _shared_launchers()}
-    return [child for child in psutil.Process().children(recursive=True) if child.pid not in shared]
+    return children(os.getpid()) - shared
+
+
+def _new(before: set[int]) -> list[psutil.Process]:
+    found = []
+    for pid in _processes() - before:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+            found.append(psutil.Process(pid))
+    return found
 
 
 def _describe(left: psutil.Process) -> str:
@@ -208,6 +250,17 @@ def _descriptors() -> set[tuple[int, str]]:
 
 
 def _shared_memory() -> set[str]:
-    """What there is of shared memory; not the semaphores of multiprocessing, which peers use and aioenvs does not."""
+    """Names of shared memory, but for what is not ours.
+
+    Other programs on this machine have some, and torch names its own after who made it; multiprocessing has semaphores
+    for peers, which aioenvs does not use.
+    """
     names = os.listdir(SHARED_MEMORY) if SHARED_MEMORY.exists() else []
-    return {name for name in names if not name.startswith("sem.mp-")}
+    return {name for name in names if not name.startswith("sem.mp-") and not _made_elsewhere(name)}
+
+
+def _made_elsewhere(name: str) -> bool:
+    maker = re.match(r"torch_(\d+)_", name)
+    if maker is None or (pid := int(maker[1])) == os.getpid():
+        return False
+    return psutil.pid_exists(pid) and pid not in children(os.getpid())

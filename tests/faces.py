@@ -7,8 +7,9 @@
 `face.call` awaits a coroutine method, and runs a plain one in a thread, where no event loop runs; so a test may have
 two requests in flight with either kind. `face.open` starts the envs, and closes them if the test did not.
 
-A plain class runs the coroutine of the same name of an async one. So `FACES` and `PROCESS_FACES` have each kind of host
-once, and both kinds of classes; `EVERY_FACE` has each kind of host with each of them.
+A plain class runs the coroutine of the same name of an async one (`test_every_method`). So `FACES` and `PROCESS_FACES`
+have each kind of host once, and both kinds of classes, and `ASYNC_FACES` each kind with coroutines; `EVERY_FACE` has
+each kind of host with each class.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tensordict import TensorDict, TensorDictBase
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
 
 __all__ = [
+    "ASYNC_FACES",
     "ASYNC_PROCESS_FACES",
     "EVERY_FACE",
     "FACES",
@@ -160,4 +162,5 @@ THREAD_FACES = (Face("async-thread", AsyncParallelEnv, 0, threads=2), Face("thre
 EVERY_FACE = (Face("async-serial", AsyncSerialEnv, 0), Face("serial", SerialEnv, 0), *IN_PROCESSES, *THREAD_FACES)
 ASYNC_PROCESS_FACES = IN_PROCESSES[:2]
 PROCESS_FACES = (IN_PROCESSES[0], IN_PROCESSES[3])
-FACES = (*EVERY_FACE[:2], *PROCESS_FACES, *THREAD_FACES)
+ASYNC_FACES = (EVERY_FACE[0], IN_PROCESSES[0], THREAD_FACES[0])
+FACES = (IN_PROCESSES[3], EVERY_FACE[1], IN_PROCESSES[0], THREAD_FACES[0])

@@ -81,6 +81,25 @@ class CountingEnv(gym.Env[Any, Any]):
         return np.array([self.env_id, self.episode, self.steps, self.total], np.int64)
 
 
+class DrawingEnv(CountingEnv):
+    """Counts, draws itself and has a state."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    render_mode = "rgb_array"
+
+    def render(self) -> Any:
+        return np.full((2, 2, 3), self.env_id + 7, np.uint8)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.total = state["total"]
+
+    def scaled(self, factor: int) -> int:
+        return self.env_id * factor
+
+
 def numbered(count: int, each: Mapping[int, Mapping[str, Any]] | None = None, **common: Any) -> list[dict[str, Any]]:
     """`create_env_kwargs` that give each `CountingEnv` its index as id, and some envs more than that."""
     return [{"env_id": env, **common, **(each or {}).get(env, {})} for env in range(count)]

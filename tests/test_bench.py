@@ -461,6 +461,7 @@ def test_command_errors_keep_their_code() -> None:
 # -- runs ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_recommends_a_setting(envs: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "aioenvs", "bench", f"{envs}:WaitingEnv", "--num-workers", "3", "--seconds", "0.3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False, cwd=tmp_path)
@@ -474,6 +475,7 @@ def test_a_run_recommends_a_setting(envs: str, tmp_path: Path) -> None:
     assert "they wait together" in last
 
 
+@pytest.mark.slow
 def test_a_run_recommends_few_processes_for_coroutine_envs(envs: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", f"{envs}:AwaitingEnv", "--num-workers", "3", "--seconds", "0.3"]) == 0
     output = capfd.readouterr()
@@ -485,6 +487,7 @@ def test_a_run_recommends_few_processes_for_coroutine_envs(envs: str, capfd: pyt
     assert "lets others of its process go on meanwhile" in output.out.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_without_a_traceback() -> None:
     terminal, program_side = pty.openpty()
     process = subprocess.Popen(

@@ -17,6 +17,8 @@ import psutil
 import pytest
 from rich.console import Console
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent.parent / "examples" / "benchmark"
 NAMES = ("figures", "tables", "plot", "processes", "systems", "workloads", "contest", "peers")
 

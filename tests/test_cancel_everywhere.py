@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from faces import FACES, Face, acting, in_thread, masked
+from faces import ASYNC_FACES, Face, acting, in_thread, masked
 from processes import still_alive
 from tensordict import TensorDict, TensorDictBase
 
@@ -36,9 +36,8 @@ VIEW = [2, 0]
 NONE = -1  # for no action yet, no seed, no knob
 END = 7  # the action that ends an episode
 ACTIONS = 2**40
-ASYNC_FACES = [face for face in FACES if face.is_async]
 
-pytestmark = pytest.mark.usefixtures("any_loop")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("any_loop")]
 
 
 # -- the envs -------------------------------------------------------------------------------------------

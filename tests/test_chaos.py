@@ -22,6 +22,8 @@ from aioenvs.engine.restarting import RestartingPool
 from aioenvs.engine.threads import ThreadPool
 from aioenvs.engine.turns import Turns
 
+pytestmark = pytest.mark.slow
+
 PLAIN = Options(
     count=3,
     processes=2,

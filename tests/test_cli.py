@@ -9,8 +9,10 @@ import signal
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
@@ -413,14 +415,17 @@ for place in ("factory", "step", "exit"):
 
 
 @pytest.fixture
-def failing_envs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def failing_envs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a module, in the working directory, that registers environments that fail."""
     name = "module_with_failing_envs"
     (tmp_path / f"{name}.py").write_text(FAILING_ENVS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    return name
+    known = set(gym.registry)
+    yield name
+    sys.modules.pop(name, None)
+    for env_id in set(gym.registry) - known:  # or workers of later tests would look for the module
+        del gym.registry[env_id]
 
 
 @pytest.mark.parametrize(
@@ -462,6 +467,7 @@ def test_same_seed_gives_the_same_episodes_in_processes_and_without(
     assert "worker processes" not in threads
 
 
+@pytest.mark.slow
 def test_run_prints_a_table_and_nothing_else() -> None:
     command = [sys.executable, "-m", "aioenvs", "run", "CartPole-v1", "--steps", "50", "--num-workers", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
@@ -498,6 +504,7 @@ def read_terminal(terminal: int, until: bytes | None = None) -> bytes:
 @pytest.mark.parametrize(
     "backend", ["process", "thread", "serial", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.timeout(120)])]
 )
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_with_what_was_measured(backend: str) -> None:
     terminal, program_side = pty.openpty()
     process = subprocess.Popen(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from coroutine_envs import AwaitingEnv, ChattyEnv, HalfEnv, MeetingEnv, TalkingEnv, TextEnv, door
-from faces import FACES, Face, acting, call, observed
+from faces import ASYNC_FACES, FACES, Face, acting, call, observed
 from failing_envs import CountingEnv, Gate, Note, numbered, raise_local, raise_stop_iteration
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
@@ -27,7 +27,6 @@ from aioenvs.errors import (
 )
 from aioenvs.testing import CountingEnv as TensorCountingEnv
 
-ASYNC_FACES = [face for face in FACES if face.is_async]
 over_async_faces = pytest.mark.parametrize("face", ASYNC_FACES, ids=lambda face: face.name)
 
 

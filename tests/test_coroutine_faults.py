@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from coroutine_envs import AwaitingEnv, MeetingEnv, Never, WanderingEnv, door
-from faces import FACES, PROCESS_FACES, Face, acting, in_thread, observed
+from faces import ASYNC_FACES, FACES, PROCESS_FACES, Face, acting, in_thread, observed
 from failing_envs import CountingEnv, Gate, Note, exit_3, kill_itself, numbered, raise_system_exit
 from tensordict import TensorDict
 from test_exit import Script
@@ -20,7 +20,7 @@ from test_exit import Script
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
 from aioenvs.errors import ClosedError, ConcurrencyError, ResetNeededError, WorkerDiedError, WorkerTimeoutError
 
-over_async_faces = pytest.mark.parametrize("face", [f for f in FACES if f.is_async], ids=lambda face: face.name)
+over_async_faces = pytest.mark.parametrize("face", ASYNC_FACES, ids=lambda face: face.name)
 ASYNC_PROCESSES = [face for face in PROCESS_FACES if face.is_async]
 PACKED = ASYNC_PROCESSES[0]
 
@@ -42,6 +42,7 @@ def masked(count: int, *envs: int) -> TensorDict:
 @pytest.mark.usefixtures("any_loop")
 @pytest.mark.parametrize("number", range(1, WanderingEnv.AWAITS + 1))
 @pytest.mark.parametrize("command", ["reset", "step"])
+@pytest.mark.every_combination
 async def test_cancelled_at_every_await(face: Face, gate: Gate, tmp_path: Path, command: str, number: int) -> None:
     """Env 1 of 4 stays at an await until it is cancelled; others did so too, did what was asked, or had not begun."""
     stay = (2, 0, number) if command == "reset" else (1, 2, number)
@@ -154,9 +155,7 @@ async def test_one_of_several_requests_is_cancelled(face: Face, gate: Gate) -> N
         assert observed(await second) == [[1, 1, 1, 5]]
 
 
-@pytest.mark.parametrize(
-    "face", [f for f in FACES if f.is_async and f.name != "async-one-each"], ids=lambda face: face.name
-)
+@pytest.mark.parametrize("face", ASYNC_FACES, ids=lambda face: face.name)
 async def test_cancelled_while_it_waits_for_its_turn(face: Face, gate: Gate) -> None:
     """With one turn for both: env 1, which had not begun, is as it was."""
     each = {0: {"fault": Never(gate.names[0]), "at": (1, 1)}}
@@ -425,6 +424,7 @@ def script(tmp_path: Path, gate: Gate) -> Any:
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.slow
 def test_the_parent_is_killed_while_they_run(script: Script, gate: Gate, tmp_path: Path, stubborn: bool) -> None:
     notes = tmp_path / "notes"
     script.start(f"""
@@ -447,6 +447,7 @@ def test_the_parent_is_killed_while_they_run(script: Script, gate: Gate, tmp_pat
         assert sorted(notes.read_text()) == ["c"] * 4 + ["x"] * 4
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_while_they_run(script: Script, gate: Gate) -> None:
     script.start(f"""
         from coroutine_envs import AwaitingEnv, Never

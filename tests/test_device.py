@@ -10,7 +10,7 @@ import gymnasium as gym
 import pytest
 import torch
 from device_backends import FakeBackend, counting, waited_for, watchmen_gone
-from faces import FACES, Face, acting, in_thread, masked, observed
+from faces import ASYNC_FACES, Face, acting, in_thread, masked, observed
 from failing_envs import CountingEnv, failing_factory, numbered
 from space_envs import EveryDtype
 from tensordict import TensorDictBase
@@ -35,7 +35,6 @@ from aioenvs.testing import DynamicShapeEnv, HeterogeneousCountingEnv, NestedCou
 from aioenvs.transfer import MAX_TWINS, Transfer
 
 over_classes = pytest.mark.parametrize("cls", [AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv])
-ASYNC_FACES = [face for face in FACES if face.is_async]
 over_async_faces = pytest.mark.parametrize("face", ASYNC_FACES, ids=lambda face: face.name)
 
 

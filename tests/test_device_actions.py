@@ -10,7 +10,7 @@ import gymnasium as gym
 import pytest
 import torch
 from device_backends import Copy, FakeBackend, are_actions, counting, waited_for, watchmen_gone
-from faces import FACES, Face, acting, in_thread, observed
+from faces import ASYNC_FACES, FACES, Face, acting, in_thread, observed
 from failing_envs import CountingEnv, numbered
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from test_death import kill_and_reap
@@ -22,7 +22,6 @@ from aioenvs.engine.pool import Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError, WorkerDiedError, WorkerTimeoutError
 from aioenvs.specs import Composite, Unbounded
 
-ASYNC_FACES = [face for face in FACES if face.is_async]
 over_async_faces = pytest.mark.parametrize("face", ASYNC_FACES, ids=lambda face: face.name)
 
 

@@ -19,7 +19,7 @@ import httpx
 import pytest
 import torch
 import uvloop
-from faces import FACES, Face, acting, in_thread, observed
+from faces import ASYNC_FACES, Face, acting, in_thread, observed
 from failing_envs import CountingEnv, Gate, gated_factory, numbered
 from servers import served
 from tensordict import TensorDict
@@ -106,6 +106,7 @@ class EnvApp:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.slow
 async def test_inside_uvicorn(loop: str) -> None:
     env = counted(8)
     async with served(EnvApp(env), loop) as address, httpx.AsyncClient(base_url=f"http://{address}") as client:
@@ -131,6 +132,7 @@ NOTEBOOK = (
 OUTPUT = ["", "", "", "(0, 1, 2)", "[1.0, 1.0, 1.0]", "", "1.0 1.0", "[1.0, 1.0]", "2", "True"]
 
 
+@pytest.mark.slow
 def test_a_notebook_may_await_in_one_cell_what_another_began(tmp_path: Path) -> None:
     (tmp_path / "execute.py").write_text(EXECUTE)
     *_, line = python(tmp_path, "-W", "ignore", "execute.py", code=json.dumps([textwrap.dedent(c) for c in NOTEBOOK]))
@@ -364,7 +366,7 @@ async def test_every_command_is_refused_in_another_loop(backend: str, part: str)
 
 @pytest.mark.parametrize("name", ["async-serial", "async-packed", "async-thread"])
 async def test_send_where_no_loop_runs(name: str) -> None:
-    (face,) = [face for face in FACES if face.name == name]
+    (face,) = [face for face in ASYNC_FACES if face.name == name]
     async with face.open(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
         await env.reset()
         error = await in_thread(error_of, lambda: env.send(acting([9, 9])))
@@ -515,6 +517,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.slow
 def test_what_the_script_defines_is_known_to_workers_of_a_process_that_it_spawned(method: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SPAWNING)

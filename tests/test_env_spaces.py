@@ -97,6 +97,7 @@ def told(values: list[Any]) -> list[dict[str, Any]]:
 
 @some
 @pytest.mark.parametrize("name", SPACES)
+@pytest.mark.every_combination
 async def test_values_reach_the_env_and_come_back(name: str, face: Face) -> None:
     space = SPACES[name]()
     first, second, third, fourth = (draw(space, seed) for seed in range(4))

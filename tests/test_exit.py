@@ -20,7 +20,7 @@ from processes import still_alive
 
 import aioenvs
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="needs signals")]
 PATHS = (Path(__file__).parent, Path(aioenvs.__file__).parent.parent)  # of what is here, and of the aioenvs under test
 PROLOGUE = """
 import asyncio, sys

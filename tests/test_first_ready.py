@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from faces import FACES, PROCESS_FACES, THREAD_FACES, Face, acting, in_thread, masked, observed
+from faces import ASYNC_FACES, FACES, PROCESS_FACES, THREAD_FACES, Face, acting, in_thread, masked, observed
 from failing_envs import CountingEnv, Gate, Scribbler, abort_with_words, kill_itself, numbered, raise_value_error
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
@@ -41,7 +41,7 @@ def over(faces: Sequence[Face]) -> Any:
 
 over_waiting = over(WAITING)
 over_waiting_async = over([face for face in WAITING if face.is_async])
-over_async = over([face for face in FACES if face.is_async])
+over_async = over(ASYNC_FACES)
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from leaks import Growth, growth_of_restarts, growth_of_starts, growth_of_steps
 
 from aioenvs.engine.workers import WorkerPool
 
+pytestmark = pytest.mark.slow
+
 CYCLES = 100
 MEGABYTES = 2 * 2**20  # fewer than what is observed in each batch of a run
 

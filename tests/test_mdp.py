@@ -349,6 +349,7 @@ def leaves(td: TensorDictBase, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple
 
 
 @pytest.mark.parametrize("seed", range(60))
+@pytest.mark.every_combination
 def test_the_result_is_that_of_torchrl(seed: int) -> None:
     """It differs on purpose in that masks are left out, which these steps do not have."""
     with warnings.catch_warnings():

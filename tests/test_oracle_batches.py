@@ -16,7 +16,7 @@ from torch_faces import EVERY_TORCH_FACE, Driver, TorchFace
 
 from aioenvs import SerialEnv, testing
 
-pytestmark = list(TORCHRL_MARKS)
+pytestmark = [*TORCHRL_MARKS, pytest.mark.slow, pytest.mark.every_combination]
 COUNT = 3
 STEPS = 7
 FACES = {param.id: param.values[0] for param in EVERY_TORCH_FACE}

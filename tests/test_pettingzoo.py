@@ -56,6 +56,7 @@ def acting(td: TensorDictBase, actions: dict[str, Any]) -> TensorDictBase:
 
 @pytest.mark.parametrize("options", [{}, LEAVING], ids=["any", "all"])
 @pytest.mark.parametrize("name", REAL)
+@pytest.mark.slow
 def test_a_real_env_gives_what_it_gives_by_hand(name: str, options: dict[str, Any]) -> None:
     env = PettingZooWrapper(made(name), **options)
     on_any = not options
@@ -154,6 +155,7 @@ CASES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("options", [{}, LEAVING], ids=["any", "all"])
 @pytest.mark.parametrize("name", [pytest.param(name, marks=TORCHRL_MARKS) for name in CASES])
+@pytest.mark.slow
 def test_torchrls_wrapper_gives_the_same(name: str, options: dict[str, Any]) -> None:
     from torchrl.envs.libs.pettingzoo import PettingZooWrapper as TheirWrapper
     from torchrl.envs.utils import step_mdp as their_step_mdp

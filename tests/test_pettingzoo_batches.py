@@ -81,6 +81,7 @@ async def compare(face: Face, env: Any, hands: list[Played], steps: int) -> int:
 
 @over_every_face
 @pytest.mark.parametrize("make", [CrowdEnv, tag])
+@pytest.mark.slow
 async def test_raw_envs_give_what_they_give_by_hand(face: Face, make: Callable[[], Any]) -> None:
     groups = PettingZooWrapper(make()).group_map
     async with face.open(COUNT, make) as env:
@@ -89,6 +90,7 @@ async def test_raw_envs_give_what_they_give_by_hand(face: Face, make: Callable[[
 
 @pytest.mark.parametrize("face", FACES[:3], ids=lambda face: face.name)
 @pytest.mark.parametrize("make", [knights, multiwalker])
+@pytest.mark.slow
 async def test_more_real_envs_give_what_they_give_by_hand(face: Face, make: Callable[[], Any]) -> None:
     groups = PettingZooWrapper(make()).group_map
     async with face.open(2, make) as env:
@@ -168,7 +170,7 @@ async def test_what_envs_draw_does_not_depend_on_their_processes(wrapped: bool) 
         return PettingZooWrapper(NoisyEnv()) if wrapped else NoisyEnv()
 
     rewards = []
-    for face in FACES[:4]:  # threads share their generators
+    for face in FACES[:3]:  # threads share their generators
         async with face.open(COUNT, make) as env:
             await face.call(env.set_seed, 2)
             torch.manual_seed(0)

@@ -45,18 +45,21 @@ async def test_trajectories_do_not_depend_on_who_shares_the_process(face: Face) 
 
 
 @pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.slow
 def test_seeds_reach_torch_too(processes: int) -> None:
     expected = trajectory(0, 0)
     assert torch.equal(trajectory(0, processes), expected)
     assert len(expected[..., :3].unique()) == expected[..., :3].numel()
 
 
+@pytest.mark.slow
 def test_seeds_reach_envs_that_begin_to_draw_late_and_have_their_process_to_themselves() -> None:
     late = trajectory(2 * TRIAL, 2)
     torch.manual_seed(3)
     assert late[0, 2 * TRIAL - 1, :3].tolist() == [*drawn_by_hand(3), torch.rand((), dtype=torch.float64).item()]
 
 
+@pytest.mark.slow
 def test_draws_that_begin_late_can_be_repeated_with_as_many_processes() -> None:
     late = trajectory(2 * TRIAL, 1)
     assert (late[:, -1, :3] != 0).all()

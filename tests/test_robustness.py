@@ -174,6 +174,7 @@ def test_a_dtype_that_tensors_do_not_have_is_refused() -> None:
         SerialEnv(1, Long).start()
 
 
+@pytest.mark.slow
 def test_a_fork_of_the_user_leaves_the_parent_alone() -> None:
     acts = ["env.close()", "del env", "sys.exit()", "env.step(td)"]
     script = f"""
@@ -202,6 +203,7 @@ def test_a_fork_of_the_user_leaves_the_parent_alone() -> None:
     assert (run.stdout, run.stderr, run.returncode) == ("".join(f"{act} [1, 1]\n" for act in acts), "", 0)
 
 
+@pytest.mark.slow
 def test_a_storm_of_interrupts_leaves_the_envs_usable() -> None:
     script = f"""
         import os, signal, sys, threading

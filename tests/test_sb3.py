@@ -141,6 +141,7 @@ def compare_runs(own: VecEnv, peer: VecEnv, steps: int = 25) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every_combination
 def test_every_env_does_the_same(name: str) -> None:
     with contextlib.closing(DummyVecEnv([CASES[name]] * 3)) as peer, opened([CASES[name]] * 3) as own:
         compare_runs(own, peer)
@@ -191,6 +192,7 @@ def weights(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("algorithm", [PPO, A2C])
+@pytest.mark.slow
 def test_training_gives_the_same_numbers(algorithm: Any) -> None:
     found = []
     for make in (DummyVecEnv, functools.partial(AioVecEnv, num_processes=2)):
@@ -202,6 +204,7 @@ def test_training_gives_the_same_numbers(algorithm: Any) -> None:
     assert found[0][1] == found[1][1]
 
 
+@pytest.mark.slow
 def test_training_off_policy() -> None:
     with opened("CartPole-v1", 2) as env:
         model = DQN("MlpPolicy", env, seed=0, device="cpu", learning_starts=20, buffer_size=500)

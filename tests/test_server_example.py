@@ -21,6 +21,8 @@ from servers import served
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+pytestmark = pytest.mark.slow
+
 
 def load_example(name: str) -> Any:
     path = Path(__file__).parent.parent / "examples" / f"{name}.py"

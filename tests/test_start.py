@@ -115,6 +115,7 @@ async def test_starting_again_after_a_failure(face: Face, tmp_path: Path) -> Non
 
 
 @start_methods
+@pytest.mark.slow
 async def test_a_cancelled_start_leaves_nothing(method: str, gate: Gate) -> None:
     kwargs: list[dict[str, Any]] = [{}, {"wait": gate.wait}, {}, {}]
     factories = one_fails(faults.gated_factory)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 METHODS = ("forkserver", "spawn", "fork")
 JUPYTER = "[IPKernelApp] "  # begins what a kernel says of itself
 

@@ -116,6 +116,7 @@ async def test_random_actions_are_among_the_examples(any_face: Face) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.slow
 async def test_eight_megabytes_in_both_directions_at_once(processes: int) -> None:
     payloads = [bytes([index + 1]) * (8 * MB) + bytes([index]) for index in range(4)]
     async with AsyncParallelEnv(4, BulkEnv, create_env_kwargs=indexed(4), num_processes=processes) as env:

@@ -24,36 +24,36 @@ from torch_faces import EVERY_TORCH_FACE, GRAD_TORCH_FACES, TorchFace
 from aioenvs import testing
 
 BATCHES = ((), (1,), (4,), (3, 2), (3, 0))
-Make = Callable[[Any], Any]
+Make = Callable[..., Any]
 
+SIZED: dict[str, Make] = {
+    "counting": lambda toys, size: toys.CountingEnv(batch_size=size),
+    "counting-more": lambda toys, size: toys.CountingEnv(
+        batch_size=size, truncates=True, adds_up=True, in_place=True, start=3, step=-2, dtype=torch.float32
+    ),
+    "nested": lambda toys, size: toys.NestedCountingEnv(batch_size=size, nested_dim=3),
+    "multi": lambda toys, size: toys.MultiKeyCountingEnv(batch_size=size),
+    "multi-rootless": lambda toys, size: toys.MultiKeyCountingEnv(batch_size=size, root_done=False),
+    "discrete-agents": lambda toys, size: toys.HeterogeneousCountingEnv(batch_size=size, discrete=True, nest_done=True),
+    "state": lambda toys, size: toys.StateEnv(batch_size=size),
+    "parameter": lambda toys, size: toys.ParameterEnv(gain=2.0, batch_size=size),
+    "differentiable": lambda toys, size: toys.DifferentiableEnv(batch_size=size, max_steps=4),
+    "random-own": lambda toys, size: toys.RandomEnv("own", size=2, batch_size=size),
+}
 TOYS: dict[str, Make] = {}
-for size in BATCHES:
-    TOYS |= {
-        f"counting-{size}": lambda toys, size=size: toys.CountingEnv(batch_size=size),
-        f"counting-more-{size}": lambda toys, size=size: toys.CountingEnv(
-            batch_size=size, truncates=True, adds_up=True, in_place=True, start=3, step=-2, dtype=torch.float32
-        ),
-        f"nested-{size}": lambda toys, size=size: toys.NestedCountingEnv(batch_size=size, nested_dim=3),
-        f"multi-{size}": lambda toys, size=size: toys.MultiKeyCountingEnv(batch_size=size),
-        f"multi-rootless-{size}": lambda toys, size=size: toys.MultiKeyCountingEnv(batch_size=size, root_done=False),
-        f"discrete-agents-{size}": lambda toys, size=size: toys.HeterogeneousCountingEnv(
-            batch_size=size, discrete=True, nest_done=True
-        ),
-        f"state-{size}": lambda toys, size=size: toys.StateEnv(batch_size=size),
-        f"parameter-{size}": lambda toys, size=size: toys.ParameterEnv(gain=2.0, batch_size=size),
-        f"differentiable-{size}": lambda toys, size=size: toys.DifferentiableEnv(batch_size=size, max_steps=4),
-        f"random-own-{size}": lambda toys, size=size: toys.RandomEnv("own", size=2, batch_size=size),
-    }
-for size in ((), (1,), (4,), (3, 2)):
+for at, (name, make_sized) in enumerate(SIZED.items()):
+    for size in (BATCHES[at % 5], BATCHES[(at + 1 + at // 5) % 5]):  # each with two of the sizes, each size with four
+        TOYS[f"{name}-{size}"] = functools.partial(make_sized, size=size)
+for size in ((), (3, 2)):
     TOYS[f"agents-{size}"] = lambda toys, size=size: toys.HeterogeneousCountingEnv(batch_size=size)
-for size in ((), (1,), (3,)):
+for size in ((), (3,)):
     TOYS[f"text-{size}"] = lambda toys, size=size: toys.NonTensorEnv(batch_size=size)
-    TOYS[f"text-by-index-{size}"] = lambda toys, size=size: toys.NonTensorEnv(batch_size=size, object_action=False)
-for nest in ((), ("observation",), ("action",), ("reward",), ("done",), ("reward", "done")):
-    for dim in (1, 2, None):
-        TOYS[f"nested-{'-'.join(nest)}-{dim}"] = lambda toys, nest=nest, dim=dim: toys.NestedCountingEnv(
-            nest=nest, nested_dim=dim, batch_size=(2,), name="here"
-        )
+TOYS["text-by-index-(1,)"] = lambda toys: toys.NonTensorEnv(batch_size=(1,), object_action=False)
+NESTS = ((), ("observation",), ("action",), ("reward",), ("done",), ("reward", "done"))
+for nest, dim in zip(NESTS, (1, 2, None, None, 2, 1), strict=True):
+    TOYS[f"nested-{'-'.join(nest)}-{dim}"] = lambda toys, nest=nest, dim=dim: toys.NestedCountingEnv(
+        nest=nest, nested_dim=dim, batch_size=(2,), name="here"
+    )
 for source in ("torch", "numpy", "random"):
     TOYS[f"random-{source}"] = lambda toys, source=source: toys.RandomEnv(source, batch_size=(2,))
 TOYS |= {

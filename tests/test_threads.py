@@ -448,6 +448,7 @@ def test_ctrl_c_cancels_a_call_and_the_envs_remain_usable() -> None:
         assert observed(env.step(acting([10, 20]))) == rows(1, 2, 11, 22)
 
 
+@pytest.mark.slow
 def test_a_hanging_env_does_not_keep_the_interpreter(script: Script, gate: Gate) -> None:  # noqa: F811
     script.start("""
         kwargs = numbered(3, {1: {"fault": wait, "at": (1, 1)}})
@@ -473,6 +474,7 @@ def test_a_hanging_env_does_not_keep_the_interpreter(script: Script, gate: Gate)
     assert "<ParallelEnv num_workers=3, open> was never closed" in script.err
 
 
+@pytest.mark.slow
 def test_a_fork_leaves_the_envs_to_its_parent(script: Script, gate: Gate) -> None:  # noqa: F811
     script.start("""
         import os

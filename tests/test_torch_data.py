@@ -185,6 +185,7 @@ async def test_nested_entries_have_the_batch_size_of_their_node(
 
 @over_toys
 @pytest.mark.parametrize("face", faces("serial", "thread", "async-packed"))
+@pytest.mark.every_combination
 async def test_a_batch_is_its_envs_one_by_one(face: TorchFace, toy: Toy) -> None:
     if "done" not in toy.factory(face.toys)().done_keys:
         face.library.skip_if_differs("beside a nested done")

@@ -61,6 +61,7 @@ def alone(td: TensorDictBase, row: int) -> TensorDictBase:
 
 @pytest.mark.parametrize("makes", BATCHES.values(), ids=BATCHES.keys())
 @over_faces
+@pytest.mark.every_combination
 async def test_each_env_answers_as_it_would_alone(face: TorchFace, makes: list[Make]) -> None:
     torch.manual_seed(0)
     rng, count = random.Random(0), len(makes)

@@ -76,6 +76,7 @@ over_batches = pytest.mark.parametrize("makes", BATCHES.values(), ids=BATCHES.ke
 
 @over_batches
 @over_own_faces
+@pytest.mark.every_combination
 async def test_each_is_as_it_would_be_alone(face: TorchFace, makes: list[Make]) -> None:
     torch.manual_seed(0)
     envs, others = [make() for make in makes], [make() for make in makes]

@@ -79,6 +79,7 @@ def unsuspicious() -> Any:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
+@pytest.mark.slow
 async def test_workers_share_one_import(method: str) -> None:
     async with AsyncParallelEnv(4, CountingEnv, num_processes=4, mp_start_method=method) as env:
         assert (await env.rollout(3)).shape == (4, 3)
@@ -93,6 +94,7 @@ async def test_torch_is_there_before_the_factory() -> None:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+@pytest.mark.slow
 async def test_a_need_that_cannot_be_guessed(method: str) -> None:
     assert "torch" not in modules_to_preload([unsuspicious])
     async with AsyncParallelEnv(1, unsuspicious, mp_start_method=method) as env:
@@ -100,6 +102,7 @@ async def test_a_need_that_cannot_be_guessed(method: str) -> None:
         assert (await env.rollout(3)).shape == (1, 3)
 
 
+@pytest.mark.slow
 async def test_workers_have_the_threads_that_they_are_given() -> None:
     for options, expected in (({}, 1), ({"num_sub_threads": 2}, 2)):
         for factory in (threads_at_hand, unsuspicious_threads):
@@ -155,6 +158,7 @@ async def test_a_pool_of_both_kinds() -> None:
 # -- launchers ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_pools_share_a_launcher() -> None:
     async with (
         AsyncParallelEnv(1, CountingEnv) as first,
@@ -186,6 +190,7 @@ if sys.argv[1] == "raising":
 
 
 @pytest.mark.parametrize(("how", "code"), [("returning", 0), ("raising", 1), ("killed", -signal.SIGKILL)])
+@pytest.mark.slow
 async def test_a_launcher_ends_with_its_parent(how: str, code: int) -> None:
     def run() -> Any:
         command = [sys.executable, "-W", "ignore", "-c", SCRIPT, how]

@@ -19,7 +19,7 @@ from torchrl_envs import collectors, data, differences, modules, theirs
 from aioenvs.errors import ClosedError, WorkerDiedError
 from aioenvs.integrations import torchrl as ours
 
-pytestmark = [*TORCHRL_MARKS, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, *TORCHRL_MARKS, pytest.mark.timeout(120)]
 COUNT = 3
 cartpole = functools.partial(theirs.GymEnv, "CartPole-v1")
 CLASSES = {"serial": ours.SerialEnv, "packed": functools.partial(ours.ParallelEnv, num_processes=2)}

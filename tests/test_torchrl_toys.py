@@ -7,7 +7,7 @@ from oracle import TORCHRL_MARKS, Library
 from test_oracle_batches import CASES, Case, assert_same, known, manners_of, run
 from torch_faces import TorchFace
 
-pytestmark = list(TORCHRL_MARKS)
+pytestmark = [*TORCHRL_MARKS, pytest.mark.every_combination]
 
 DRESSED = Library(
     "aioenvs for torchrl",

@@ -164,6 +164,7 @@ def both(own: AioVectorEnv, peer: Any) -> Iterator[tuple[AioVectorEnv, Any]]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every_combination
 def test_every_env_does_the_same(name: str, mode: str) -> None:
     make, steps = CASES[name]
     own = AioVectorEnv([make] * 3, num_processes=2, autoreset_mode=mode)
@@ -175,6 +176,7 @@ def test_every_env_does_the_same(name: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["CartPole", "FrozenLake", "Mixed", "Informer"])
 @pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.every_combination
 def test_it_is_the_same_wherever_envs_live(name: str, mode: str, host: str) -> None:
     make, steps = CASES[name]
     own = AioVectorEnv([make] * 3, autoreset_mode=mode, **HOSTS[host])
@@ -303,6 +305,7 @@ def test_any_order_of_commands(mode: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", [*FIXED, *LOOSE])
+@pytest.mark.every_combination
 def test_every_space_goes_both_ways(name: str) -> None:
     space = {**FIXED, **LOOSE}[name]()
     space.seed(3)

@@ -232,11 +232,11 @@ TORCHRLS = _params(
 )
 EVERY_TORCH_FACE = (*OWN, *TORCHRLS)
 TWINS = ("one-each", "async-packed", "async-thread")  # what they differ in, others have too
-OWN_TORCH_FACES = _only(OWN, lambda face: face.name not in TWINS)
+ASYNC_TORCH_FACES = _only(OWN, lambda face: face.is_async and face.name not in TWINS)
+OWN_TORCH_FACES = _only(OWN, lambda face: face.name not in (*TWINS, "async-serial"))
 TORCH_FACES = (*OWN_TORCH_FACES, TORCHRLS[0])
 PROCESS_TORCH_FACES = _only(OWN_TORCH_FACES, lambda face: face.in_processes)
-ASYNC_TORCH_FACES = _only(OWN_TORCH_FACES, lambda face: face.is_async)
-GRAD_TORCH_FACES = _only(TORCH_FACES, lambda face: face.keeps_grad)
+GRAD_TORCH_FACES = _only((*OWN, TORCHRLS[0]), lambda face: face.keeps_grad)
 
 
 def faces_called(*names: str) -> tuple[Any, ...]:
