@@ -25,6 +25,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -203,9 +204,16 @@ class Holdings:
             thread.join(PATIENCE)
             leaks += [thread] if thread.is_alive() else []
         leaks += sorted(_descriptors() - self.descriptors)
-        leaks += sorted(_shared_memory() - self.shared_memory)
+        leaks += sorted(self._shared_memory_left())
         if leaks:
             pytest.fail("the test left behind: " + ", ".join(map(str, leaks)), pytrace=False)
+
+    def _shared_memory_left(self) -> set[str]:
+        left, deadline = _shared_memory() - self.shared_memory, time.monotonic() + PATIENCE
+        while left and time.monotonic() < deadline:  # other programs that ended just now have theirs taken away
+            time.sleep(0.05)
+            left &= _shared_memory()
+        return left
 
 
 def _shared_launchers() -> list[process.Launcher]:

@@ -96,6 +96,7 @@ def simulators(folder: Path) -> list[psutil.Process]:
 
 
 @policies
+@pytest.mark.slow
 async def test_what_an_env_started_goes_when_its_worker_hangs(policy: dict[str, Any], tmp_path: Path) -> None:
     """It was stopped by a signal, so nothing of it can help."""
     kwargs = numbered(2, {0: {"fault": faults.stop_itself, "at": (1, 1)}}, folder=str(tmp_path))

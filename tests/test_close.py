@@ -320,6 +320,7 @@ def descriptors() -> dict[int, str]:
 @pytest.mark.parametrize(
     ("face", "method"), list(zip(PROCESS_FACES, ["forkserver", "fork"], strict=True)), ids=["forkserver", "fork"]
 )
+@pytest.mark.slow
 async def test_many_starts_and_closes_cost_nothing(face: Face, method: str) -> None:
     env = face.make(2, CountingEnv, create_env_kwargs=numbered(2), mp_start_method=method)
 

@@ -210,6 +210,7 @@ async def test_a_timeout_of_the_callers_cancels_them(face: Face, gate: Gate) -> 
 
 
 @pytest.mark.parametrize("face", [f for f in FACES if "serial" not in f.name], ids=lambda face: face.name)
+@pytest.mark.slow
 async def test_step_timeout_cancels_them(face: Face, gate: Gate) -> None:
     each = {1: {"fault": Never(gate.names[0]), "at": (1, 1)}}
     async with face.open(2, AwaitingEnv, create_env_kwargs=numbered(2, each), step_timeout=2.0) as env:
@@ -222,6 +223,7 @@ async def test_step_timeout_cancels_them(face: Face, gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("cls", [AsyncParallelEnv, ParallelEnv])
+@pytest.mark.slow
 async def test_a_late_worker_is_restarted_where_that_was_asked_for(cls: Any, gate: Gate) -> None:
     face = Face("async" if cls is AsyncParallelEnv else "sync", cls, 1)
     each = {1: {"fault": Never(gate.names[0]), "at": (1, 1)}}

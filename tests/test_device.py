@@ -87,6 +87,7 @@ async def test_a_step_is_one_copy_to_the_device(face: Face, backend: FakeBackend
     "make", [NestedCountingEnv, HeterogeneousCountingEnv, DynamicShapeEnv, NonTensorEnv, TorchCountingEnv]
 )
 @pytest.mark.parametrize("cls", [AsyncParallelEnv, AsyncSerialEnv])
+@pytest.mark.slow
 async def test_whatever_the_envs_are(cls: Any, make: Any) -> None:
     rows: dict[bool, list[Any]] = {}
     for crosses in (False, True):

@@ -421,6 +421,7 @@ async def test_a_worker_that_is_restarted_while_actions_come(
         assert env.outstanding == ()
 
 
+@pytest.mark.slow
 async def test_a_loop_that_is_closed_while_actions_come(backend: FakeBackend, caplog: pytest.LogCaptureFixture) -> None:
     def leave() -> None:
         loop = asyncio.new_event_loop()

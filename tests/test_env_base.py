@@ -890,6 +890,7 @@ def test_envs_that_reset_themselves_are_refused() -> None:
         Counter(auto_reset=True)
 
 
+@pytest.mark.slow
 def test_a_lazy_package_does_not_load_gymnasium() -> None:
     code = "import sys, aioenvs.envs as e; e.EnvBase, e.check_env_specs, e.step_mdp; print('gymnasium' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

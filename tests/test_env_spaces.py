@@ -177,6 +177,7 @@ async def test_random_actions_are_in_the_space(name: str, face: Face) -> None:
             assert not [seen for seen in td["next", "seen"] if seen.startswith("no action")]
 
 
+@pytest.mark.slow
 async def test_large_payloads_in_both_directions_at_once(face: Face) -> None:
     size = 1_000_000  # more than any pipe or socket holds
     space = spaces.Text(size)

@@ -191,6 +191,7 @@ def check_death(error: WorkerDiedError, envs: list[int], pid: int, how: str, com
 
 
 @over_waiting_faces
+@pytest.mark.slow
 async def test_an_env_is_late(face: Face, gate: Gate) -> None:
     late = [1] if face.processes is None else [0, 1]  # two threads have two envs each, as two processes
     late = [1] if face.threads is None else late

@@ -207,6 +207,7 @@ class ForeignEnv:
 
 
 @pytest.mark.parametrize("cls", [SerialEnv, ParallelEnv])
+@pytest.mark.slow
 def test_envs_of_another_library_are_refused_in_words(cls: Any) -> None:
     with pytest.raises(WorkerStartError, match=r"ForeignEnv.*expected an aioenvs.EnvBase or a Gymnasium env") as caught:
         cls(2, lambda: ForeignEnv()).start()

@@ -30,6 +30,7 @@ except ImportError as error:
         ("tensordict", "torchrl", "torchrl"),
     ],
 )
+@pytest.mark.slow
 def test_what_installs_a_missing_library_is_said(package: str, module: str, extra: str) -> None:
     arguments = [sys.executable, "-c", WITHOUT, package, f"aioenvs.integrations.{module}"]
     told = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=50).stdout

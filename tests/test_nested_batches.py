@@ -102,6 +102,7 @@ async def test_partial_steps_select_whole_outer_envs(face: TorchFace, inner: str
 
 
 @over_all_nestings
+@pytest.mark.slow
 async def test_seeds_are_one_chain(face: TorchFace, inner: str) -> None:
     async with face.open(2, nested(inner, 2, TalkingEnv)) as env:
         assert env.num_seeds == 4
@@ -149,6 +150,7 @@ async def test_reset_arguments(face: TorchFace, inner: str) -> None:
 
 
 @over_all_nestings
+@pytest.mark.slow
 async def test_methods_attributes_and_states(face: TorchFace, inner: str) -> None:
     async with face.open(2, nested(inner, 2, TalkingEnv, numbered(2))) as env:
         assert await env.ask("shout") == [["here is 0", "here is 1"]] * 2
@@ -180,6 +182,7 @@ async def test_attributes_of_the_inner_envs_can_be_set(face: TorchFace, inner: s
 
 
 @over_all_nestings
+@pytest.mark.slow
 async def test_the_failure_of_an_inner_env(face: TorchFace, inner: str) -> None:
     factories = [nested(inner, 2, CountingEnv), nested(inner, 2, FailingEnv, [{"at": 2}, {"at": 99}])]
     async with face.open(2, factories) as env:
@@ -193,6 +196,7 @@ async def test_the_failure_of_an_inner_env(face: TorchFace, inner: str) -> None:
 
 
 @over_all_nestings
+@pytest.mark.slow
 async def test_closing_closes_all(face: TorchFace, inner: str) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     async with face.open(2, nested(inner, 2, TalkingEnv)) as env:
@@ -206,6 +210,7 @@ async def test_closing_closes_all(face: TorchFace, inner: str) -> None:
 
 
 @over_all_nestings
+@pytest.mark.slow
 async def test_an_inner_factory_that_raises(face: TorchFace, inner: str) -> None:
     env = Driver(face.make(2, nested(inner, 2, FailingEnv, {"where": "init", "message": "no reactor"})))
     with pytest.raises(WorkerStartError, match=r"env [01].*no reactor"):

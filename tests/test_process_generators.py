@@ -66,6 +66,7 @@ def test_draws_that_begin_late_can_be_repeated_with_as_many_processes() -> None:
     assert torch.equal(trajectory(2 * TRIAL, 1, repetition=1), late)
 
 
+@pytest.mark.slow
 def test_numpys_stream_is_the_envs_own_however_late_it_draws() -> None:
     numbers = [trajectory(2 * TRIAL, processes)[..., 1] for processes in (0, 1, 2)]
     assert torch.equal(numbers[0], numbers[1])

@@ -303,6 +303,7 @@ async def test_a_cancelled_step_and_a_death(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("fault", [faults.hang, faults.stop_itself, faults.hang_deaf])
+@pytest.mark.slow
 async def test_a_worker_that_hangs_is_killed(process_face: Face, fault: Any, caplog: pytest.LogCaptureFixture) -> None:
     face = process_face
     async with face.open(4, CountingEnv, create_env_kwargs=mortal(fault), step_timeout=1.0, **RESTART) as env:
@@ -334,6 +335,7 @@ async def test_one_that_hangs_after_its_caller_left(gate: Gate) -> None:
         assert observed(td)[0] == [0, 1, 2, 2]
 
 
+@pytest.mark.slow
 async def test_a_slow_torch_env() -> None:
     fast, slow = TorchCountingEnv, lambda: SlowEnv(3600, at=2, truncates=True)
     async with AsyncParallelEnv(
@@ -421,6 +423,7 @@ async def test_an_env_that_is_another_one_now() -> None:
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 40, 100, 1000])
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.slow
 def test_a_restart_whose_caller_is_cancelled(turns: int, loop: str) -> None:
     """The loss is told once, by the step that is cancelled too late or by the next one."""
 

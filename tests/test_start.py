@@ -95,6 +95,7 @@ async def test_a_factory_that_calls_sys_exit() -> None:
 
 
 @start_methods
+@pytest.mark.slow
 async def test_a_factory_that_hangs(method: str) -> None:
     factories = one_fails(faults.hanging_factory, 2)
     env = AsyncParallelEnv(2, factories, num_processes=2, mp_start_method=method, start_timeout=1.5)

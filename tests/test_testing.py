@@ -153,6 +153,7 @@ def test_both_libraries_give_the_same_trajectory(make: Make) -> None:
 
 
 @pytest.mark.parametrize("make", [pytest.param(make, id=name, marks=TORCHRL_MARKS) for name, make in TOYS.items()])
+@pytest.mark.slow
 def test_both_libraries_give_the_same_trajectory_of_two(make: Make) -> None:
     single = make(AIOENVS.toys)
     if isinstance(single, testing.ParameterEnv) and TORCHRL.differs("grad at a reset"):

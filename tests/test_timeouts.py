@@ -123,6 +123,7 @@ async def ask(env: Driver, command: str, given: Any, **options: Any) -> Any:
 
 
 @over_faces
+@pytest.mark.slow
 async def test_shorter_than_others_may_take(face: TorchFace, gate: Gate) -> None:
     async with face.but(step_timeout=FOREVER).open(COUNT, WaitingEnv, gated(gate)) as env:
         for command in COMMANDS:
@@ -141,6 +142,7 @@ async def test_shorter_than_others_may_take(face: TorchFace, gate: Gate) -> None
 
 
 @over_faces
+@pytest.mark.slow
 async def test_longer_than_others_may_take(face: TorchFace, gate: Gate) -> None:
     async with face.but(step_timeout=0.1).open(COUNT, WaitingEnv, gated(gate)) as env:
         for command in COMMANDS:

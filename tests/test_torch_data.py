@@ -215,6 +215,7 @@ def at_different_times(face: TorchFace, toy: Toy) -> list[Any]:
 
 
 @pytest.mark.parametrize("toy", [toy for toy in TOYS if toy.kwargs.get("batch_size") not in ((1,), (32, 5))], ids=str)
+@pytest.mark.slow
 async def test_rollouts_are_the_same_everywhere(toy: Toy) -> None:
     found = []
     for param in faces("serial", "packed", "async-thread", torchrl=False):

@@ -361,6 +361,7 @@ def test_what_is_not_seeded_follows_the_caller() -> None:
     ("method", "num_processes"),
     [("forkserver", 1), ("forkserver", 3), ("fork", 1), ("fork", 3), ("spawn", 2)],  # fresh interpreters are slow
 )
+@pytest.mark.slow
 def test_unseeded_workers_share_no_stream(method: str, num_processes: int) -> None:
     options: dict[str, Any] = {"num_processes": num_processes, "mp_start_method": method}
     drawn = []

@@ -50,6 +50,7 @@ def check(env: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENVS)
+@pytest.mark.slow
 def test_in_this_process(name: str) -> None:
     with ours.SerialEnv(COUNT, factory_of(name)) as env:
         check(env, name)
@@ -57,6 +58,7 @@ def test_in_this_process(name: str) -> None:
 
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("backend", ["process", "thread"])
+@pytest.mark.slow
 def test_in_workers(name: str, backend: str) -> None:
     with ours.ParallelEnv(COUNT, factory_of(name), num_processes=2, backend=backend) as env:
         check(env, name)

@@ -28,6 +28,7 @@ FACES = [
 
 @pytest.mark.parametrize("face", FACES, ids=repr)
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.slow
 async def test_the_same_as_torchrl(face: TorchFace, case: Case) -> None:
     manners = manners_of(case, agreed=True)
     assert_same(await run(face, case, manners), await known("torchrl-serial", case, manners))

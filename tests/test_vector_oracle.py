@@ -165,6 +165,7 @@ def both(own: AioVectorEnv, peer: Any) -> Iterator[tuple[AioVectorEnv, Any]]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.every_combination
+@pytest.mark.slow
 def test_every_env_does_the_same(name: str, mode: str) -> None:
     make, steps = CASES[name]
     own = AioVectorEnv([make] * 3, num_processes=2, autoreset_mode=mode)

@@ -45,6 +45,7 @@ def test_one_env_needs_no_advice() -> None:
 
 
 @pytest.mark.parametrize(("sleeps", "num_processes", "advised"), [(True, 1, 1), (True, 2, 0), (False, 1, 0)])
+@pytest.mark.slow
 async def test_packed_envs_that_wait_bring_one_warning(sleeps: bool, num_processes: int, advised: int) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
