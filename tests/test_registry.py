@@ -6,6 +6,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+from aioenvs import ParallelEnv
 from aioenvs.registry import find_spec
 
 
@@ -55,3 +56,24 @@ def test_without_gymnasium_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ImportError, match=r"pip install 'aioenvs\[gym\]'") as caught:
         find_spec("CartPole-v1")
     assert caught.value.name == "gymnasium"
+
+
+class _Unreadable:
+    """Makes an env here, and cannot be unpickled anywhere."""
+
+    def __call__(self, **_: object) -> gymnasium.Env:
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return int, ("no number",)
+
+
+def test_an_id_that_workers_cannot_read_harms_no_other() -> None:
+    gymnasium.register("Unreadable-v0", entry_point=_Unreadable())
+    try:
+        with ParallelEnv(1, "CartPole-v1") as env:
+            assert env.reset()["observation"].shape == (1, 4)
+        with pytest.raises(ValueError, match="no number"):
+            ParallelEnv(1, "Unreadable-v0").start()
+    finally:
+        gymnasium.registry.pop("Unreadable-v0")

@@ -7,6 +7,7 @@ descriptors, which travel beside the pickles. All else is a copy for each env.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -204,19 +205,16 @@ def _culprit(env: int, factory: Any, kwargs: Mapping[str, Any]) -> str:
     return f"the factory of env {env}, {shown(factory)},"
 
 
-def _own_registrations() -> bytes | None:
-    """Gymnasium ids that this process knows and a fresh one would not."""
+def _own_registrations() -> dict[str, bytes] | None:
+    """Gymnasium ids that this process knows and a fresh one would not, each pickled by itself."""
     gymnasium = sys.modules.get("gymnasium")
     if gymnasium is None:
         return None
-    own = {}
+    own: dict[str, bytes] = {}
     for name, spec in gymnasium.registry.items():
         entry = spec.entry_point
         if (entry if isinstance(entry, str) else str(getattr(entry, "__module__", ""))).startswith("gymnasium.envs"):
             continue
-        try:
-            cloudpickle.dumps(spec)
-        except Exception:
-            continue
-        own[name] = spec
-    return cloudpickle.dumps(own) if own else None
+        with contextlib.suppress(Exception):  # what cannot be sent is missed only by who makes it
+            own[name] = cloudpickle.dumps(spec)
+    return own or None

@@ -18,7 +18,7 @@ import numpy as np
 from aioenvs.engine import passing, returning
 from aioenvs.engine.adapters import PLAIN_RULES, GymRules, Handling
 from aioenvs.engine.building import refuse_shared
-from aioenvs.engine.failure import capture, captured_start
+from aioenvs.engine.failure import capture, captured_start, summary
 from aioenvs.engine.host import EnvHost, Outcome
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.metadata import interned
@@ -43,7 +43,7 @@ class WorkerConfig:
             from the parent and inherited them.
         sys_path: The parent's import path.
         argv: The parent's `sys.argv`.
-        registry: The parent's own Gymnasium registrations, cloudpickled, or None.
+        registry: The parent's own Gymnasium registrations, each cloudpickled, by id, or None.
         num_threads: How many threads torch may use, where the envs use it.
         by_reference: Whether envs that deal in tensors send them as objects rather than through the block.
         max_concurrency: How many envs may be inside a reset or step at once, if they have coroutines; None for all.
@@ -55,7 +55,7 @@ class WorkerConfig:
     factories: tuple[bytes, ...]
     sys_path: list[str] = field(default_factory=lambda: list(sys.path))
     argv: list[str] = field(default_factory=lambda: list(getattr(sys, "argv", [])))
-    registry: bytes | None = None
+    registry: Mapping[str, bytes] | None = None
     num_threads: int = 1
     by_reference: bool = False
     max_concurrency: int | None = None
@@ -257,12 +257,27 @@ def _settle_torch(num_threads: int) -> None:
         torch.manual_seed(int.from_bytes(os.urandom(7), "little"))
 
 
-def _register(registry: bytes | None) -> None:
+def _register(registry: Mapping[str, bytes] | None) -> None:
     if registry is not None:
         import gymnasium
 
         # A package that is imported for its env registers its ids itself, which are then here already.
         warnings.filterwarnings("ignore", r"(?s).*Overriding environment")
-        specs: Mapping[str, Any] = cloudpickle.loads(registry)
-        for name, spec in specs.items():
-            gymnasium.registry.setdefault(name, spec)
+        for name, data in registry.items():
+            if name not in gymnasium.registry:
+                gymnasium.registry[name] = _spec(name, data)
+
+
+def _spec(name: str, data: bytes) -> Any:
+    """The registration of an id; one that cannot be read here fails when an env of it is made, and no other."""
+    from gymnasium.envs.registration import EnvSpec
+
+    try:
+        return cloudpickle.loads(data)
+    except Exception as error:
+        reason = summary(error)
+
+    def entry_point(**_: Any) -> Any:
+        raise RuntimeError(f"the registration of {name!r} cannot be read in a worker: {reason}")
+
+    return EnvSpec(name, entry_point=entry_point)
