@@ -619,7 +619,7 @@ async def test_an_exception_of_the_policy_costs_nothing(face: Face, min_get: int
             case 2:
                 raise LookupError("no such move")
             case 3:
-                return observation[..., 0].float()  # which is no action
+                return observation[..., 0].float() + 0.5  # which is no action
         return by_step(observation)
 
     async with face.open(NUM_ENVS, CountingEnv, create_env_kwargs=ENDLESS) as env:

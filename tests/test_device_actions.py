@@ -68,7 +68,7 @@ async def test_who_is_cancelled_while_actions_come_has_asked_nobody(face: Face, 
 @over_async_faces
 async def test_actions_that_do_not_fit_ask_nobody(face: Face, backend: FakeBackend) -> None:
     async with counting(face, backend) as env:
-        for wrong in (torch.tensor([1, 5000]), torch.tensor([1.0, 2.0]), torch.tensor([1])):
+        for wrong in (torch.tensor([1, 5000]), torch.tensor([1.5, 2.0]), torch.tensor([1])):
             td = TensorDict({"action": torch.zeros(2)}, [2])
             td._tensordict["action"] = backend.hold(wrong)
             with pytest.raises(SpecMismatchError):
@@ -270,7 +270,7 @@ async def test_steps_of_an_env_keep_their_order(face: Face, backend: FakeBackend
 async def test_actions_that_turn_out_not_to_fit(face: Face, backend: FakeBackend) -> None:
     async with counting(face, backend) as env:
         backend.claims, backend.held = are_actions, True
-        for wrong in (torch.tensor([1.0, 2.0]), torch.tensor([[1], [2]])):  # which shows at once
+        for wrong in (torch.ones(2, dtype=torch.complex64), torch.tensor([[1], [2]])):  # which shows at once
             with pytest.raises(SpecMismatchError):
                 env.send(TensorDict({"action": wrong}, [2]))
         await sent(face, env, backend, [1, 500000])

@@ -221,7 +221,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (sending({0: 1, 1: 1}, _step=torch.tensor([True, True])), ValueError, "found a mask at '_step'"),
     (sending({0: 1, 1: 1}, _step=torch.tensor([False, True])), ValueError, "found a mask at '_step'"),
     (sending({0: 1, 1: 1}).exclude("action"), SpecMismatchError, "a value for every env"),
-    (sending({0: 1, 1: 1}, action=torch.ones(2)), SpecMismatchError, "dtype"),
+    (sending({0: 1, 1: 1}, action=torch.full((2,), 0.5)), SpecMismatchError, "dtype"),
     (sending({0: 1, 1: 1}, action=torch.ones(2, 1, dtype=torch.int64)), SpecMismatchError, "shape"),
     (sending({0: 1, 1: 1000}), SpecMismatchError, "integers from 0 to 999"),
     (sending({0: 1, 1: 1}, next=torch.ones(2)), TypeError, "'next'"),

@@ -592,7 +592,7 @@ def test_an_env_without_agents_or_spaces_is_refused() -> None:
 def test_a_bad_action_is_refused() -> None:
     env = PettingZooWrapper(CrowdEnv())
     td = env.rand_action(env.reset())
-    for bad in (torch.tensor([0, 0, 5]), torch.zeros(3, 1, dtype=torch.int64), torch.zeros(3)):
+    for bad in (torch.tensor([0, 0, 5]), torch.zeros(3, 1, dtype=torch.int64), torch.full((3,), 0.5)):
         wrong = td.exclude(("walker", "action")).update({"walker": {"action": bad}})
         with pytest.raises(SpecMismatchError, match=r"expected Categorical.* at \('walker', 'action'\), found"):
             env.step(wrong)

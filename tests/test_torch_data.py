@@ -533,7 +533,7 @@ async def test_any_layout_of_an_action_will_do(face: TorchFace) -> None:
 Spoil = Callable[[TensorDictBase], Any]
 BAD_ACTIONS: dict[str, tuple[Spoil, str]] = {
     "missing": (lambda td: td.exclude("action"), "'action'.*rand_action"),
-    "dtype": (lambda td: td.set("action", td["action"].float()), "torch.int64.*torch.float32"),
+    "dtype": (lambda td: td.set("action", td["action"] + 0.5), "torch.int64.*torch.float32"),
     "shape": (lambda td: td.set("action", td["action"].unsqueeze(-1)), r"\(3,\).*\(3, 1\)"),
     "object": (lambda td: td.set("action", NonTensorStack(*map(NonTensorData, "abc"))), "NonTensor"),
 }
@@ -558,7 +558,7 @@ async def test_a_bad_nested_action_or_state_is_named(face: TorchFace) -> None:
     async with face.open(2, face.toys.MultiKeyCountingEnv) as env:
         td = env.rand_action(await env.reset())
         with pytest.raises(SpecMismatchError, match=r"\('left', 'move'\)"):
-            await env.step(td.clone().set(("left", "move"), torch.zeros(2, 2)))
+            await env.step(td.clone().set(("left", "move"), torch.full((2, 2), 0.5)))
         with pytest.raises(SpecMismatchError, match=r"\('right', 'deep', 'action'\)"):
             await env.step(td.exclude(("right", "deep", "action")))
         assert (await env.step(td))["next", "observation"].flatten().tolist() == [1, 1]

@@ -181,7 +181,7 @@ async def test_an_action_that_does_not_fit_one_of_them(face: TorchFace) -> None:
     async with face.open(2, makes) as env:
         good = env.rand_action(await env.reset())
         bad = good.clone()
-        bad[1]["data"]["action"] = torch.zeros(3, dtype=torch.float32)
+        bad[1]["data"]["action"] = torch.full((3,), 0.5)
         with pytest.raises(SpecMismatchError, match=r"\('data', 'action'\).*int64.*float32"):
             await env.step(bad)
         missing = LazyStackedTensorDict(good[0].clone(), good[1].exclude(("data", "action")), stack_dim=0)

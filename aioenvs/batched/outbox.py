@@ -90,6 +90,7 @@ class Outbox:
         self._sent: dict[int, Ticket] = {}
         self._settled: dict[int, Ticket] = {}  # those of them that are done, in the order in which they were
         self._waiters: list[Waiter] = []
+        self._closed = False
 
     def outstanding(self, envs: Set[int]) -> tuple[int, ...]:
         """Those of these envs that were sent a step which nobody has received, in the order of sending."""
@@ -242,6 +243,7 @@ class Outbox:
             yield self._chosen(envs, most)
         finally:
             self._waiters.remove(waiter)
+            self._forget()
 
     def _checked_numbers(self, envs: Set[int], least: Any, most: Any) -> tuple[int, int | None]:
         try:
@@ -294,8 +296,14 @@ class Outbox:
                 task.cancel()
         if tickets:
             await asyncio.wait([task for _, task in tickets])
-        self._sent.clear()  # tickets refer to the memory
-        self._settled.clear()
+        self._closed = True
+        self._forget()
+
+    def _forget(self) -> None:
+        """Once closed, let go of the tickets, which refer to the memory; who still waits is told of the end first."""
+        if self._closed and not self._waiters:
+            self._sent.clear()
+            self._settled.clear()
 
     def discard(self) -> None:
         """Say goodbye to the tasks of a loop that was closed over them, where they can never end."""
