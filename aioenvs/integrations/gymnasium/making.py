@@ -19,7 +19,7 @@ from aioenvs.registry import find_spec
 
 __all__ = ["make_vec", "register", "vector_spec"]
 
-FOR_ALL = "{shown(given)} was passed on to each env; for all of them together it is vector_kwargs={{{meant!r}: ...}}"
+FOR_ALL = "{given!r} was passed on to each env; for all of them together it is vector_kwargs={{{meant!r}: ...}}"
 
 
 class _Maker:
