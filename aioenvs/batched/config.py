@@ -167,7 +167,9 @@ def _check_count(name: str, value: Any) -> None:
 
 def _on_disk(memmap: bool, shared_memory: bool | None) -> bool:
     if memmap and shared_memory:
-        raise RuntimeError("memmap and shared memory are mutually exclusive features; choose where the buffers are")
+        raise RuntimeError(
+            "memmap and shared memory are mutually exclusive features; give memmap=True or shared_memory=True, not both"
+        )
     return memmap or shared_memory is False
 
 
