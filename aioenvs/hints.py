@@ -6,6 +6,8 @@ import functools
 import inspect
 from typing import Any, NoReturn, cast
 
+from aioenvs.errors import shown
+
 __all__ = ["Instead", "describe", "no_writeback"]
 
 CALLED = ("__iter__", "__aiter__")  # of these, the interpreter drops an error of the look-up, but not one of the call
@@ -51,6 +53,6 @@ def no_writeback(env: Any, index: Any, value: Any) -> NoReturn:
         NotImplementedError: Always, as TorchRL's do for envs that cannot take over the state of another one.
     """
     raise NotImplementedError(
-        f"{type(env).__name__}[{index!r}] = ... is not supported, since envs have no state to write back that all of "
-        "them could take over; set_attr and load_state_dict change what they have"
+        f"{type(env).__name__}[{shown(index)}] = ...: batches do not support snapshot writeback, since envs have no "
+        "state that all of them could take over; set_attr and load_state_dict change what they have"
     )

@@ -86,7 +86,9 @@ class RolloutOptions:
         if self.break_when_any_done is None:
             object.__setattr__(self, "break_when_any_done", not self.break_when_all_done)
         if self.break_when_any_done and self.break_when_all_done:
-            raise TypeError("break_when_any_done and break_when_all_done exclude each other; set one to False")
+            raise TypeError(
+                "Cannot have both break_when_all_done and break_when_any_done True at the same time; set one to False"
+            )
 
 
 def rollout(
@@ -245,7 +247,8 @@ def _truncated_nodes(env: Steppable) -> list[tuple[str, ...]]:
     nodes = [path for path, names in nodes_of(keys).items() if "truncated" in names]
     if not nodes:
         raise RuntimeError(
-            f"set_truncated needs envs that declare the key 'truncated', but their done keys are {keys!r}"
+            "set_truncated was set to True but no truncated key could be found: it needs envs that declare the key "
+            f"'truncated', and their done keys are {keys!r}"
         )
     return nodes
 

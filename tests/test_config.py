@@ -168,7 +168,7 @@ def test_the_first_start_method_is_the_default() -> None:
     [
         ({"backend": "threads"}, "backend must be one of 'process', .*'serial'.*, got 'threads'"),
         ({"backend": None}, "backend must be one of .*, got None"),
-        ({"mp_start_method": "thread"}, "mp_start_method must be one of 'forkserver', 'spawn', 'fork', got 'thread'"),
+        ({"mp_start_method": "thread"}, "'thread': mp_start_method must be one of 'forkserver', 'spawn', 'fork'"),
     ],
 )
 def test_unknown_names_are_refused(option: dict[str, Any], message: str) -> None:

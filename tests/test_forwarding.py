@@ -112,7 +112,7 @@ def test_a_probe_starts_nobody(face: TorchFace) -> None:
 def test_an_unknown_name_is_one_of_the_batch(face: TorchFace) -> None:
     with (
         face.make(2, TalkingEnv) as env,
-        pytest.raises(AttributeError, match=r"neither <.*Env num_workers=2.*telepathy"),
+        pytest.raises(AttributeError, match=r"telepathy not found in <.*Env num_workers=2.*telepathy"),
     ):
         env.telepathy  # noqa: B018
 

@@ -313,7 +313,7 @@ def test_images() -> None:
             each.reset()
         compare(env.get_images(), peer.get_images())
         compare(env.render(), peer.render())
-    with opened(counting(), backend="serial") as env, pytest.warns(UserWarning, match="expected envs with render_mode"):
+    with opened(counting(), backend="serial") as env, pytest.warns(UserWarning, match="The render mode is None"):
         assert env.get_images() == [None] * 3
 
 
@@ -349,7 +349,7 @@ def test_what_may_be_asked_when(host: str) -> None:
         (("CartPole-v1",), {}, TypeError, "expected n_envs, or a list with a callable"),
         (("CartPole-v1", 0), {}, ValueError, "n_envs must be an integer of at least 1, got 0"),
         (([CountingEnv()],), {}, TypeError, "must make an env, but .* is one"),
-        (([CountingEnv],), {"start_method": "thread"}, ValueError, "mp_start_method must be one of"),
+        (([CountingEnv],), {"start_method": "thread"}, ValueError, "start_method must be one of"),
         (([failing_factory],), {}, WorkerStartError, "the factory of env 0 failed"),
         (([CountingEnv, Careless],), {}, SpecMismatchError, "spaces of one structure"),
     ],

@@ -231,7 +231,7 @@ async def test_envs_that_do_not_fit_together_are_closed() -> None:
         def close(self) -> None:
             log.append((2, "close", 0))
 
-    with pytest.raises(ValueError, match="cannot be stacked"):
+    with pytest.raises(ValueError, match="non-stackable"):
         await threaded(3, [*factories, Unfit], share_individual_td=False).start()
     assert sorted(number for number, what, _ in log if what == "close") == [0, 1, 2]
     assert own_threads() == []

@@ -147,7 +147,7 @@ def test_gymnasium_makes_it_of_a_spec_and_of_a_registered_id() -> None:
         (([CountingEnv],), {"autoreset_mode": "never"}, ValueError, "'never' is not a valid AutoresetMode"),
         (([CountingEnv],), {"backend": "rays"}, ValueError, "backend must be one of"),
         (([CountingEnv],), {"context": "fork", "mp_start_method": "spawn"}, TypeError, "mean the same"),
-        (([CountingEnv],), {"observation_mode": "all"}, ValueError, "expected observation_mode to be"),
+        (([CountingEnv],), {"observation_mode": "all"}, ValueError, "Invalid `observation_mode`"),
         (([failing_factory],), {}, WorkerStartError, "the factory of env 0 failed"),
         (([lambda: gym.vector.SyncVectorEnv([CountingEnv])],), {}, WorkerStartError, "returned the vector env"),
     ],
@@ -178,7 +178,7 @@ def test_gymnasiums_name_of_the_start_method(method: str) -> None:
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("count", [0, -1, "2", 1.0, True])
 def test_max_concurrency_is_a_number(count: Any, host: str) -> None:
-    with pytest.raises(ValueError, match="max_concurrency must be an integer of at least 1"):
+    with pytest.raises(ValueError, match=r"`max_concurrency` must be an? (positive )?integer or None"):
         AioVectorEnv(counting(), max_concurrency=count, **HOSTS[host])
 
 
@@ -227,7 +227,7 @@ def bounded(*each: Any) -> list[Callable[[], Any]]:
 
 def test_spaces_that_differ() -> None:
     makes = bounded((9,), (8,), (9,))
-    with pytest.raises(SpecMismatchError, match=r"env 1 has another observation space than env 0: .*'different'"):
+    with pytest.raises(SpecMismatchError, match=r"spaces are not equivalent. .*env 1 has.*'different'"):
         AioVectorEnv(makes, backend="serial")
     with contextlib.closing(SyncVectorEnv(makes, observation_mode="different")) as peer:
         with opened(makes, observation_mode="different", num_processes=2) as own:
@@ -239,7 +239,7 @@ def test_spaces_that_differ() -> None:
             assert (own.observation_space, own.single_observation_space) == spaces
     with pytest.raises(SpecMismatchError, match=r"spaces of one structure, shape and dtype; env 0 has .* env 2 has"):
         AioVectorEnv(bounded((9,), (9,), (9, (5,))), observation_mode="different", backend="serial")
-    with pytest.raises(SpecMismatchError, match="env 1 has another action space than env 0"):
+    with pytest.raises(SpecMismatchError, match=r"an action space different from .*: that of env 1 is"):
         AioVectorEnv(bounded((9,), (9, (4,), 4)), backend="serial")
 
 
@@ -317,11 +317,11 @@ def test_the_step_after_the_last_ignores_its_action() -> None:
         (True, None, TypeError, "a seed must be an integer, .* got True"),
         ("123", None, TypeError, "a seed must be an integer, .* got '123'"),
         (-1, None, ValueError, "must not be negative, got -1"),
-        ([1, 2], None, ValueError, "expected 3 seeds, one per env, found 2"),
+        ([1, 2], None, ValueError, "must match num_envs=3 but got length=2"),
         ([1, float("nan"), 2], None, TypeError, "a seed must be an integer or None, got nan"),
-        (None, {"reset_mask": [True] * 3}, TypeError, r"must be an array of bools with the shape \(3,\)"),
-        (None, {"reset_mask": np.ones(3)}, TypeError, "must be an array of bools"),
-        (None, {"reset_mask": np.ones(2, bool)}, ValueError, r"got the shape \(2,\)"),
+        (None, {"reset_mask": [True] * 3}, TypeError, "must be a numpy array"),
+        (None, {"reset_mask": np.ones(3)}, TypeError, "must have `dtype=np.bool_`"),
+        (None, {"reset_mask": np.ones(2, bool)}, ValueError, r"must have shape `\(3,\)`, got \(2,\)"),
         (None, {"reset_mask": np.zeros(3, bool)}, ValueError, "at least one True"),
     ],
 )
@@ -446,18 +446,18 @@ def test_halves_in_the_wrong_order(host: str) -> None:
         finish = {"reset": envs.reset_wait, "step": envs.step_wait, "call": envs.call_wait}
         envs.reset()
         for command in begin:
-            with pytest.raises(NoAsyncCallError, match=f"{command}_wait: expected a {command} to be pending") as caught:
+            with pytest.raises(NoAsyncCallError, match=f"Calling `{command}_wait` without any") as caught:
                 finish[command]()
             assert caught.value.name == command
         for command in begin:
             begin[command]()
             for other in (*begin.values(), lambda: envs.set_attr("steps", 0), envs.render, envs.reset):
-                with pytest.raises(PendingCallError, match=f"a call to {command} is still pending") as busy:
+                with pytest.raises(PendingCallError, match=f"a pending call to `{command}`") as busy:
                     other()
                 assert isinstance(busy.value, AlreadyPendingCallError | ConcurrencyError)
                 assert busy.value.name == command
             for other_command in set(finish) - {command}:
-                with pytest.raises(NoAsyncCallError, match=f"but {command} is"):
+                with pytest.raises(NoAsyncCallError, match=f"a call to `{command}` is pending"):
                     finish[other_command]()
             finish[command]()
         assert envs.step(actions(1, 1, 1))[0][:, 2].tolist() == [2] * 3
@@ -471,7 +471,7 @@ def test_after_close(host: str) -> None:
     envs.close()
     assert envs.closed
     for use in (envs.reset, envs.render, envs.step_wait, envs.reset_wait, lambda: envs.step(actions(1, 1, 1))):
-        with pytest.raises(ClosedEnvironmentError, match="was closed, so its envs are gone") as caught:
+        with pytest.raises(ClosedEnvironmentError, match="after a call to `close") as caught:
             use()
         assert isinstance(caught.value, ClosedError)
 
@@ -481,9 +481,9 @@ def test_calls_of_what_is_not_there() -> None:
         with pytest.raises(AttributeError, match="nothing"):
             envs.call("nothing")
         for name in ("reset", "step", "close"):
-            with pytest.raises(ValueError, match=f"use {name}\\(\\)"):
+            with pytest.raises(ValueError, match=f"use `{name}` directly"):
                 envs.call(name)
-        with pytest.raises(ValueError, match="expected 3 values for 'steps', one per env, found 2"):
+        with pytest.raises(ValueError, match="Got `2` values for 3 environments, to set 'steps'"):
             envs.set_attr("steps", [1, 2])
         assert envs.reset()[0][:, 0].tolist() == [0, 1, 2]
 

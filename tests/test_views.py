@@ -107,7 +107,7 @@ def test_what_selects_no_envs(cls: Any, index: Any, error: type[Exception]) -> N
 
 def test_the_errors_say_what_was_found() -> None:
     env = SerialEnv(4, TalkingEnv)
-    with pytest.raises(IndexError, match="index 7 is out of range for 4 envs"):
+    with pytest.raises(IndexError, match="index 7 is out of bounds for 4 envs"):
         env[[0, 7]]
     with pytest.raises(IndexError, match=r"\[1, 1\] selects an env twice"):
         env[[1, 1]]
@@ -290,7 +290,7 @@ async def test_a_view_does_not_start_again_what_was_closed(face: TorchFace) -> N
         assert view.is_closed
         assert view.batch_size == (2,)  # known from before
         for use in (view.reset, view.start, lambda: view.step(td.set("action", td["observation"])), env[[1]].reset):
-            with pytest.raises(ClosedError, match="were closed with the whole"):
+            with pytest.raises(ClosedError, match="parent environment has been closed"):
                 await use()
         assert env.is_closed
         await env.reset()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from aioenvs.batched.preload import modules_to_preload
@@ -93,9 +94,13 @@ class BatchConfig:
         on_worker_death: str = "raise",
         max_restarts: int = 10,
         ray_options: Mapping[str, Any] | None = None,
+        called: Mapping[str, str] = MappingProxyType({}),
         **options: Any,
     ) -> BatchConfig:
         """Check the arguments of a batched env; the options are further attributes.
+
+        The names by which the caller knows arguments are in `called`, where they are others than here: messages have
+        those.
 
         Raises:
             TypeError: If a factory is an env, or anything else that cannot make one.
@@ -103,7 +108,7 @@ class BatchConfig:
             RuntimeError: If a list has another length than there are envs.
             NotImplementedError: For worker processes on Windows.
         """
-        _check_count("num_workers", num_workers)
+        _check_count(called.get("num_workers", "num_workers"), num_workers)
         for name in ("num_threads", "num_sub_threads", "max_concurrency"):
             if options.get(name) is not None:
                 _check_count(name, options[name])
@@ -112,15 +117,15 @@ class BatchConfig:
                 raise TypeError(f"{name} must be True, False or None, got {shown(options[name])}")
         if allow_step_when_done:
             raise ValueError(
-                "allow_step_when_done=True is not supported: an env whose episode is over needs a reset; use "
-                "step_and_maybe_reset, or a reset with a mask"
+                "allow_step_when_done is deprecated in TorchRL and not supported here: an env whose episode is over "
+                "needs a reset; use step_and_maybe_reset, or a reset with a mask"
             )
         return cls(
-            factories=_factories(num_workers, create_env_fn),
-            kwargs=_kwargs(num_workers, create_env_kwargs),
+            factories=_factories(num_workers, create_env_fn, called.get("create_env_fn", "create_env_fn")),
+            kwargs=_kwargs(num_workers, create_env_kwargs, "create_env_kwargs"),
             groups=_groups(num_workers, num_processes, _choice("backend", backend, BACKENDS)),
             backend=backend,
-            start_method=_start_method(backend, mp_start_method),
+            start_method=_start_method(backend, mp_start_method, called.get("mp_start_method", "mp_start_method")),
             timeouts=_check_timeouts(timeouts or Timeouts()),
             on_disk=_on_disk(memmap, shared_memory),
             max_restarts=_max_restarts(backend, on_worker_death, max_restarts),
@@ -135,7 +140,7 @@ class BatchConfig:
             TypeError: If they are neither a dict nor a list of dicts.
             RuntimeError: If the list has another length than there are envs.
         """
-        changes = _kwargs(len(self.factories), given)
+        changes = _kwargs(len(self.factories), given, "kwargs")
         return replace(self, kwargs=tuple({**old, **new} for old, new in zip(self.kwargs, changes, strict=True)))
 
     def worker_options(self) -> WorkerOptions:
@@ -162,7 +167,9 @@ def _check_count(name: str, value: Any) -> None:
 
 def _on_disk(memmap: bool, shared_memory: bool | None) -> bool:
     if memmap and shared_memory:
-        raise RuntimeError("memmap=True and shared_memory=True exclude each other; choose where the buffers are")
+        raise RuntimeError(
+            "memmap and shared memory are mutually exclusive features; give memmap=True or shared_memory=True, not both"
+        )
     return memmap or shared_memory is False
 
 
@@ -209,54 +216,57 @@ def _choice(name: str, value: str, choices: Sequence[str]) -> str:
     return value
 
 
-def _start_method(backend: str, method: str | None) -> str:
+def _start_method(backend: str, method: str | None, name: str) -> str:
     if backend != "process":
         if method is not None:
             where = "in actors of Ray" if backend == "ray" else "in this process"
-            raise TypeError(f"mp_start_method={shown(method)} has no meaning for envs that run {where}")
+            raise TypeError(f"{name}={shown(method)} has no meaning for envs that run {where}")
         return ""
     if sys.platform == "win32":
         raise NotImplementedError(
             "worker processes need Linux or macOS; on Windows use SerialEnv or AsyncSerialEnv, or WSL"
         )
-    return _choice("mp_start_method", START_METHODS[0] if method is None else method, START_METHODS)
+    if method is not None and method not in START_METHODS:
+        choices = ", ".join(map(repr, START_METHODS))
+        raise ValueError(f"cannot find context for {shown(method)}: {name} must be one of {choices}")
+    return START_METHODS[0] if method is None else method
 
 
-def _factories(num_workers: int, create_env_fn: Any) -> tuple[Any, ...]:
+def _factories(num_workers: int, create_env_fn: Any, name: str) -> tuple[Any, ...]:
     if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
         if len(create_env_fn) != num_workers:
             raise RuntimeError(
-                f"num_workers is {num_workers}, but create_env_fn is a list of {len(create_env_fn)}; give one "
-                "factory for all, or one for each"
+                f"len({name}) and num_workers mismatch: num_workers is {num_workers}, but {name} is a list of "
+                f"{len(create_env_fn)}; give one factory for all, or one for each"
             )
-        return tuple(_factory(fn) for fn in create_env_fn)
-    return (_factory(create_env_fn),) * num_workers
+        return tuple(_factory(fn, name) for fn in create_env_fn)
+    return (_factory(create_env_fn, name),) * num_workers
 
 
-def _factory(fn: Any) -> Any:
+def _factory(fn: Any, name: str) -> Any:
     if all(callable(getattr(fn, method, None)) for method in ENV_METHODS) and not isinstance(fn, type):
         raise TypeError(
-            f"create_env_fn must make an env, but {shown(fn)} is one; every worker needs an env of its own: "
+            f"{name} must make an env, but {shown(fn)} is one; every worker needs an env of its own: "
             "give a function that returns it, such as lambda: ..."
         )
     if isinstance(fn, str):
         return find_spec(fn)
     if callable(fn) or type(fn).__name__ == "EnvSpec":
         return fn
-    raise TypeError(f"create_env_fn must be a callable, a Gymnasium id, or a list of those, got {shown(fn)}")
+    raise TypeError(f"{name} must be a callable, a Gymnasium id, or a list of those, got {shown(fn)}")
 
 
-def _kwargs(num_workers: int, given: Any) -> tuple[Mapping[str, Any], ...]:
+def _kwargs(num_workers: int, given: Any, name: str) -> tuple[Mapping[str, Any], ...]:
     if given is None:
         return ({},) * num_workers
     if isinstance(given, Mapping):
         return (dict(given),) * num_workers
     if not isinstance(given, Sequence) or not all(isinstance(kwargs, Mapping) for kwargs in given):
-        raise TypeError(f"create_env_kwargs must be a dict, or a list of one dict for each env, got {shown(given)}")
+        raise TypeError(f"{name} must be a dict, or a list of one dict for each env, got {shown(given)}")
     if len(given) != num_workers:
         raise RuntimeError(
-            f"num_workers is {num_workers}, but create_env_kwargs is a list of {len(given)}; give one dict for "
-            "all, or one for each"
+            f"len({name}) and num_workers mismatch: num_workers is {num_workers}, but {name} is a list of "
+            f"{len(given)}; give one dict for all, or one for each"
         )
     return tuple(dict(kwargs) for kwargs in given)
 

@@ -146,8 +146,8 @@ def looked_up(face: Forwarding, path: str) -> Sequence[Any] | None:
     """
     if face._env._running_scope is None:
         raise NotRunningError(
-            f"{face!r} has no {path!r} itself, and its envs are closed or not started; start() comes first"
-            f"{hint_at(path)}",
+            f"Trying to access attributes of closed/non started environments: {face!r} has no {path!r} itself; "
+            f"start() comes first{hint_at(path)}",
             name=path,
             obj=face,
         )
@@ -155,7 +155,7 @@ def looked_up(face: Forwarding, path: str) -> Sequence[Any] | None:
         found = face._run(face._env._look_up(path, withheld=True))
     except AttributeError as error:
         raise AttributeError(
-            f"neither {face!r} nor its envs have the attribute {path!r}: {error}{hint_at(path)}",
+            f"attribute {path} not found in {face!r} or its envs: {error}{hint_at(path)}",
             name=path,
             obj=face,
         ) from error

@@ -204,7 +204,7 @@ class AsyncBatchedEnv(AsyncEnvs):
             await _cancelled(self._starting)
             self._was_closed = True
         elif raise_if_closed:
-            raise ClosedError(f"{self!r} is closed already, or was never started")
+            raise ClosedError(f"trying to close a closed environment: {self!r} is closed already, or was never started")
 
     def _remember(self, running: Running) -> None:
         self._known_signature = running.everything.signature

@@ -219,7 +219,10 @@ def step_rows(mask: Any, batch_size: torch.Size) -> Rows:
     parts = flat.any(1) & ~whole
     if parts.any():
         env = int(np.flatnonzero(parts)[0])
-        raise ValueError(f"'_step' must select whole envs, but selects a part of env {env}")
+        raise ValueError(
+            "A batched environment's _step mask must select whole workers, so whole envs; found one that selects a "
+            f"part of env {env}"
+        )
     return None if whole.all() else np.flatnonzero(whole)
 
 

@@ -82,8 +82,8 @@ class Signature:
         if share_individual_td is False and len(families) > 1:
             groups = " and ".join(describe_envs(family.envs) for family in families)
             raise ValueError(
-                f"share_individual_td=False, but {groups} differ in keys, shapes or dtypes and cannot be stacked; "
-                "leave it out to get lazy stacks"
+                "share_individual_td=False was provided but share_individual_td must be True to accommodate "
+                f"non-stackable tensors: {groups} differ in keys, shapes or dtypes; leave it out to get lazy stacks"
             )
         output = _stacked([each.output_spec for each in specs], device)
         inputs = _stacked([each.input_spec for each in specs], device)
@@ -110,7 +110,9 @@ def common_device(metadata: Sequence[EnvMetadata]) -> torch.device | None:
             devices[torch.device(device)] = env
     if len(devices) > 1:
         found = ", ".join(f"{device} (env {env})" for device, env in devices.items())
-        raise ValueError(f"the envs are on different devices, {found}; say with device= where results are to go")
+        raise ValueError(
+            f"more than one device was found in the sub-environments: {found}; say with device= where results are to go"
+        )
     return next(iter(devices), None)
 
 

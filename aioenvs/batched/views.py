@@ -32,15 +32,19 @@ def chosen_envs(index: Any, count: int) -> tuple[int, ...]:
     else:
         array = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index)
         if array.dtype == np.bool_:
-            raise NotImplementedError("envs cannot be selected by a bool mask; use its nonzero() indices")
+            raise NotImplementedError("Boolean masks are not supported for batched envs; use their nonzero() indices")
         if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
-            raise IndexError(f"expected an int, a slice or a list of ints as index of envs, found {shown(index)}")
+            raise IndexError(
+                f"Batched env indices must be scalar or 1D: an int, a slice or a list of ints; found {shown(index)}"
+            )
         chosen = [operator.index(item) for item in array.reshape(-1).tolist()]
     if not len(chosen):
-        raise IndexError(f"the index {shown(index)} selects none of {count} envs")
+        raise IndexError(
+            f"Empty batched env indexing is not supported: the index {shown(index)} selects none of {count} envs"
+        )
     for env in chosen:
         if not -count <= env < count:
-            raise IndexError(f"index {env} is out of range for {count} envs")
+            raise IndexError(f"index {env} is out of bounds for {count} envs")
     envs = tuple(env % count for env in chosen)
     if len(set(envs)) < len(envs):
         raise IndexError(f"the index {shown(index)} selects an env twice, which can only be asked once at a time")
@@ -80,7 +84,7 @@ class AsyncView(AsyncEnvs):
         """What runs, started if need be, but not anew."""
         if self._owner._was_closed:
             raise ClosedError(
-                f"the envs of {self!r} were closed with the whole, which its views do not start again: start that"
+                f"Cannot use {self!r} after its parent environment has been closed: views do not start that again"
             )
         return await self._owner._started()
 

@@ -53,8 +53,10 @@ def refuse_shared(cores: Iterable[tuple[int, Any]]) -> None:
     for core, envs in sharing.values():
         if len(envs) > 1:
             raise ValueError(
-                f"{describe_envs(envs)} are one and the same instance of {type(core).__name__}; a factory must make "
-                "another env each time it is called, as `lambda: make()` does, and `lambda: env` does not"
+                "You tried to create multiple environments, but the function to create them returned the same instance "
+                f"instead of creating different objects: {describe_envs(envs)} are one and the same instance of "
+                f"{type(core).__name__}; a factory must make another env each time it is called, as `lambda: make()` "
+                "does, and `lambda: env` does not"
             )
 
 

@@ -327,7 +327,10 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
             ClosedError: If it is closed already.
         """
         if self.is_closed and raise_if_closed:
-            raise ClosedError(f"{self!r} is closed already; pass raise_if_closed=False if that does not matter")
+            raise ClosedError(
+                f"trying to close a closed environment: {self!r} is closed already; pass raise_if_closed=False if that "
+                "does not matter"
+            )
         self.is_closed = True
 
     def __enter__(self) -> Self:

@@ -103,6 +103,7 @@ class AioVecEnv(VecEnv):
             on_worker_death=on_worker_death,
             max_restarts=max_restarts,
             timeouts=Timeouts(start_timeout, step_timeout, close_timeout),
+            called={"num_workers": "n_envs", "create_env_fn": "env_fns", "mp_start_method": "start_method"},
         )
         self._vector: Vector | None = Vector(
             config, Autoreset.SAME_STEP, type(self).__name__, reward="<f4", by_env=True
@@ -302,13 +303,14 @@ class AioVecEnv(VecEnv):
         try:
             return [numbers[operator.index(index)] for index in ([indices] if isinstance(indices, int) else indices)]
         except (IndexError, TypeError) as error:
-            raise type(error)(f"expected indices of {len(numbers)} envs, found {shown(indices)}") from None
+            raise type(error)(f"{error}: expected indices of {len(numbers)} envs, found {shown(indices)}") from None
 
     def get_images(self) -> Sequence[Any]:
         """The image that each env renders; None, and a warning, if `render_mode` is not "rgb_array"."""
         if self.render_mode != "rgb_array":
             warnings.warn(
-                f"expected envs with render_mode='rgb_array' to get images from, found {shown(self.render_mode)}",
+                f"The render mode is {shown(self.render_mode)}, but this method assumes it is `rgb_array` to obtain "
+                "images.",
                 stacklevel=2,
             )
             return [None] * self.num_envs

@@ -13,6 +13,8 @@ from aioenvs.errors import shown
 
 __all__ = ["check_concurrency", "seeds_of", "split_options", "start_method"]
 
+MASK = "`options['reset_mask']`"  # as Gymnasium calls it
+
 
 def start_method(method: str | None, context: str | None) -> str | None:
     """The one start method that goes by two names.
@@ -31,8 +33,12 @@ def check_concurrency(count: Any) -> None:
     Raises:
         ValueError: If it is neither None nor an integer of at least 1.
     """
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise ValueError(f"max_concurrency must be an integer of at least 1, or None, got {shown(count)}")
+    if count is None:
+        return
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise ValueError(f"`max_concurrency` must be an integer or None, got {shown(count)}")
+    if count < 1:
+        raise ValueError(f"`max_concurrency` must be a positive integer or None, got {count}")
 
 
 def seeds_of(seed: Any, num_envs: int) -> list[int | None]:
@@ -54,7 +60,10 @@ def seeds_of(seed: Any, num_envs: int) -> list[int | None]:
     if (not isinstance(seed, Sequence) and getattr(seed, "shape", ()) == ()) or isinstance(seed, str | bytes):
         raise TypeError(f"a seed must be an integer, a list with one for each env, or None, got {shown(seed)}")
     if len(seed) != num_envs:
-        raise ValueError(f"expected {num_envs} seeds, one per env, found {len(seed)}: {shown(seed)}")
+        raise ValueError(
+            f"If seeds are passed as a list the length must match num_envs={num_envs} but got length={len(seed)}: "
+            f"{shown(seed)}"
+        )
     return [None if each is None else integer_seed(each) for each in seed]
 
 
@@ -71,11 +80,14 @@ def split_options(
         return None, options
     options = dict(options)
     mask = options.pop("reset_mask")
-    what = f"options['reset_mask'] must be an array of bools with the shape ({num_envs},)"
-    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-        raise TypeError(f"{what}, got {shown(mask)}")
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"{MASK} must be a numpy array, got {shown(mask)}")
     if mask.shape != (num_envs,):
-        raise ValueError(f"{what}, got the shape {mask.shape}")
+        raise ValueError(f"{MASK} must have shape `({num_envs},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"{MASK} must have `dtype=np.bool_`, got {mask.dtype}")
     if not mask.any():
-        raise ValueError(f"{what} and at least one True, got {shown(mask)}")
+        raise ValueError(
+            f"{MASK} must contain a boolean array with at least one True value, got reset_mask={shown(mask, str)}"
+        )
     return mask, options

@@ -144,6 +144,11 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
             max_restarts=max_restarts,
             max_concurrency=None if max_concurrency is None else 1,
             timeouts=Timeouts(start_timeout, step_timeout, close_timeout),
+            called={
+                "num_workers": "num_envs",
+                "create_env_fn": "env_fns",
+                "mp_start_method": "mp_start_method" if context is None else "context",
+            },
         )
         self._vector: Vector | None = Vector(
             config,
@@ -170,24 +175,34 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         self.single_action_space = first.action_space
         for env, each in enumerate(found):
             if each.action_space != first.action_space:
-                raise _differs("action", env, first.action_space, each.action_space, "")
+                raise SpecMismatchError(
+                    f"Some environments have an action space different from `{shown(first.action_space)}`: that of env "
+                    f"{env} is {shown(each.action_space)}. In order to batch actions, the action spaces from all "
+                    "environments must be equal."
+                )
         self.action_space = batch_space(first.action_space, self.num_envs)
         self.single_observation_space = first.observation_space
         spaces = [each.observation_space for each in found]
         mode = self.observation_mode
-        if isinstance(mode, tuple) and len(mode) == 2 and all(isinstance(each, gymnasium.Space) for each in mode):
+        if isinstance(mode, tuple) and len(mode) == 2:
+            if not all(isinstance(each, gymnasium.Space) for each in mode):
+                raise TypeError(f"Expected both elements of observation_mode to be Spaces, got {shown(mode)}")
             self.observation_space, self.single_observation_space = mode
         elif mode == "different":
             self.observation_space = batch_differing_spaces(spaces)
         elif mode == "same":
             for env, space in enumerate(spaces):
                 if space != spaces[0]:
-                    raise _differs("observation", env, spaces[0], space, "; or use observation_mode='different'")
+                    raise SpecMismatchError(
+                        f"{type(self).__name__}(..., observation_mode='same') however some of the sub-environments "
+                        f"observation spaces are not equivalent. Env 0 has {shown(spaces[0])}, env {env} has "
+                        f"{shown(space)}. If this is intentional, use `observation_mode='different'` instead."
+                    )
             self.observation_space = batch_space(spaces[0], self.num_envs)
         else:
             raise ValueError(
-                "expected observation_mode to be 'same', 'different' or a tuple of the batched and the single space, "
-                f"found {shown(mode)}"
+                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+                f"space, actual got {shown(mode, str)}; in a tuple, the batched space comes first"
             )
 
     # -- resets -----------------------------------------------------------------------------------------
@@ -262,7 +277,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
             WorkerTimeoutError: If it takes longer than `step_timeout`.
             Exception: Whatever an env raised, with its worker's traceback as a note; it needs a reset.
         """
-        vector = self._free("step")
+        vector = self._free("step_async")
         return self._result(vector.run(vector.envs.step(actions)))
 
     def step_async(self, actions: Any) -> None:
@@ -308,7 +323,10 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         """Begin a call, for `call_wait` to finish; args and errors are those of `call`."""
         vector = self._free("call_async")
         if name in COMMANDS:
-            raise ValueError(f"call({name!r}) would reach the envs behind the back of what steps them; use {name}()")
+            raise ValueError(
+                f"Trying to call function `{name}` with `call`, use `{name}` directly instead: it would reach the envs "
+                "behind the back of what steps them"
+            )
         calls = dict.fromkeys(range(self.num_envs), Call("apply", "", (ask, name, *args), kwargs))
         vector.begin(vector.envs.begin_calls(calls, "call"))
 
@@ -334,7 +352,10 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         vector = self._free("set_attr")
         each = values if isinstance(values, list | tuple) else [values] * self.num_envs
         if len(each) != self.num_envs:
-            raise ValueError(f"expected {self.num_envs} values for {name!r}, one per env, found {len(each)}")
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. Got "
+                f"`{len(each)}` values for {self.num_envs} environments, to set {name!r} in."
+            )
         calls = {env: Call("apply", "", (assign, name, value)) for env, value in enumerate(each)}
         vector.run(vector.envs.perform(calls, "set_attr"))
 
@@ -394,7 +415,10 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
     def _running(self) -> Vector:
         vector = self._vector
         if vector is None or vector.closed:
-            raise VectorClosedError(f"{self!r} was closed, so its envs are gone; make another one")
+            raise VectorClosedError(
+                f"Trying to operate on `{type(self).__name__}`, after a call to `close()`: its envs are gone; make "
+                "another one"
+            )
         return vector
 
     def _free(self, what: str) -> Vector:
@@ -402,22 +426,19 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         vector = self._running()
         if vector.pending is not None:
             name = vector.pending.command
-            raise PendingCallError(f"{what}: a call to {name} is still pending; finish it by {name}_wait() first", name)
+            raise PendingCallError(
+                f"Calling `{what}` while waiting for a pending call to `{name}` to complete; finish it by "
+                f"{name}_wait() first",
+                name,
+            )
         return vector
 
     def _pending(self, command: str) -> Vector:
         """What runs the envs, if this command is under way."""
         vector = self._running()
         if vector.pending is None or vector.pending.command != command:
-            found = "nothing is" if vector.pending is None else f"{vector.pending.command} is"
+            found = "nothing" if vector.pending is None else f"a call to `{vector.pending.command}`"
             raise NoAsyncCallError(
-                f"{command}_wait: expected a {command} to be pending, by {command}_async(), but {found}", command
+                f"Calling `{command}_wait` without any prior call to `{command}_async`; {found} is pending", command
             )
         return vector
-
-
-def _differs(kind: str, env: int, expected: Any, found: Any, hint: str) -> SpecMismatchError:
-    return SpecMismatchError(
-        f"env {env} has another {kind} space than env 0: expected {shown(expected)}, found {shown(found)}; all envs "
-        f"of a batch must have equal ones{hint}"
-    )

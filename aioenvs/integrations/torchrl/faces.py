@@ -7,6 +7,7 @@ from typing import Any
 
 from aioenvs.batched import sync
 from aioenvs.batched.aio import is_single, without_hosts
+from aioenvs.errors import shown
 from aioenvs.integrations.torchrl.batch import BatchedEnv
 from aioenvs.integrations.torchrl.options import WORKERS
 from aioenvs.keywords import signed_as
@@ -35,9 +36,12 @@ class SerialEnv(BatchedEnv):
     @classmethod
     def _translated(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         if options.get("mp_start_method") is not None:
-            raise TypeError(f"Cannot use mp_start_method={options['mp_start_method']} with envs of this process.")
+            raise TypeError(
+                f"Cannot use mp_start_method={shown(options['mp_start_method'], str)} with envs of type "
+                f"{cls.__name__}, which are in this process"
+            )
         if options.get("metadata_from_workers"):
-            raise TypeError("metadata_from_workers=True has no meaning without workers.")
+            raise TypeError("metadata_from_workers=True is only supported by ParallelEnv.")
         return without_hosts(super()._translated(options))
 
 

@@ -193,7 +193,7 @@ class ActionBatch:
             try:
                 return conform(values, array.dtype, array.shape, key, "actions", whole=True)
             except SpecMismatchError as error:
-                raise kind(f"{error}; no env was stepped") from error.__cause__
+                raise kind(f"{_lead(kind, values)}{error}; no env was stepped") from error.__cause__
         if not isinstance(values, Sequence | np.ndarray) or len(values) != self._num_envs:
             raise self._mismatch(f"{self._num_envs} values at {key!r}, one per env", values, kind)
         return list(values)
@@ -201,7 +201,7 @@ class ActionBatch:
     def _mismatch(
         self, expected: str, found: Any, kind: type[SpecMismatchError] = SpecMismatchError
     ) -> SpecMismatchError:
-        return kind(f"actions: expected {expected}, found {shown(found)}; no env was stepped")
+        return kind(f"{_lead(kind, found)}actions: expected {expected}, found {shown(found)}; no env was stepped")
 
     def write(self, inputs: Inputs) -> dict[int, Objects] | None:
         """Store checked actions; returns what of them has no row, by env."""
@@ -218,6 +218,11 @@ def _member(value: Any, path: tuple[Any, ...]) -> Any:
     for name in path:
         value = value[name]
     return value
+
+
+def _lead(kind: type[SpecMismatchError], values: Any) -> str:
+    """Gymnasium's words for what has no action for each env."""
+    return f"Unable to iterate over the following elements: {shown(values)}; " if kind is ActionTypeError else ""
 
 
 def _is_iterable(value: Any) -> bool:

@@ -177,8 +177,15 @@ class AsyncVector:
         if len(self.pool.families) > 1:
             env = self.pool.families[1].envs[0]
             one, other = (self.pool.metadata[index] for index in (0, env))
+            if (one.leaves.get(NEXT), one.objects.get(NEXT)) == (other.leaves.get(NEXT), other.objects.get(NEXT)):
+                what = "Some environments have an action space different from that of env 0"
+            else:
+                what = (
+                    "Some of the sub-environments observation spaces are not equivalent. The observation spaces do not "
+                    "share a common shape and dtype"
+                )
             raise SpecMismatchError(
-                "all envs of a batch must have spaces of one structure, shape and dtype; env 0 has "
+                f"{what}: all envs of a batch must have spaces of one structure, shape and dtype; env 0 has "
                 f"{shown(one.specs)}, and env {env} has {shown(other.specs)}"
             )
 
