@@ -118,7 +118,7 @@ def test_numbers_of_processes(cls: Any, count: Any, kind: type[Exception]) -> No
 
 @both_parallel
 def test_names_of_start_methods_and_backends(cls: Any) -> None:
-    with pytest.raises(ValueError, match=r"'forkserver', 'spawn', 'fork', got 'teleport'"):
+    with pytest.raises(ValueError, match=r"'teleport': mp_start_method must be one of 'forkserver', 'spawn', 'fork'"):
         cls(2, CountingEnv, mp_start_method="teleport")
     with pytest.raises(ValueError, match=r"backend.*'teleport'"):
         cls(2, CountingEnv, backend="teleport")
