@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import pickle
 import random
@@ -208,7 +210,8 @@ class Worker:
             if not prepared and "torch" in sys.modules:  # the factory came with it
                 _settle_torch(config.num_threads)
                 prepared = True
-            self.host.build(env, factory, kwargs)
+            with _undisturbed(factory) if config.replaces else contextlib.nullcontext():
+                self.host.build(env, factory, kwargs)
         refuse_shared(self.host.cores)
         if not prepared:
             _settle_torch(config.num_threads)
@@ -255,6 +258,15 @@ def _settle_torch(num_threads: int) -> None:
     if torch is not None:
         torch.set_num_threads(num_threads)
         torch.manual_seed(int.from_bytes(os.urandom(7), "little"))
+
+
+def _undisturbed(factory: Any) -> contextlib.AbstractContextManager[None]:
+    """Keep what envs of a creator of TorchRL share while it makes another; by name, where torch is allowed."""
+    if any(base.__module__.startswith("torchrl.") for base in type(factory).__mro__):
+        sharing = importlib.import_module("aioenvs.integrations.torchrl.sharing")
+        kept: contextlib.AbstractContextManager[None] = sharing.undisturbed(factory)
+        return kept
+    return contextlib.nullcontext()
 
 
 def _register(registry: Mapping[str, bytes] | None) -> None:

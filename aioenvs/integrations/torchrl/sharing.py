@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from tensordict import MemoryMappedTensor, TensorDictBase
 from torchrl.envs.env_creator import EnvCreator
 
-__all__ = ["share_states"]
+__all__ = ["share_states", "undisturbed"]
 
 
 def share_states(factories: Iterable[Any], *, with_kwargs: bool) -> None:
@@ -29,6 +30,24 @@ def share_states(factories: Iterable[Any], *, with_kwargs: bool) -> None:
             if with_kwargs:
                 _share(factory.create_env_kwargs)
             factory = factory.create_env_fn
+
+
+@contextlib.contextmanager
+def undisturbed(factory: Any) -> Iterator[None]:
+    """Keep the numbers that the envs of a creator share, such as a count of trajectories, while it makes another one.
+
+    It loads its state into each env that it makes, and so sets them back to what they were when it was made itself,
+    which is no matter as long as all of its envs begin.
+
+    Args:
+        factory: A creator, or anything else.
+    """
+    with contextlib.ExitStack() as stack:
+        values = factory._mp_values if isinstance(factory, EnvCreator) else ()
+        for value in {id(value): value for _, value in values if hasattr(value, "get_lock")}.values():
+            stack.enter_context(value.get_lock())  # siblings may go on counting once it is as it was
+            stack.callback(setattr, value, "value", value.value)
+        yield
 
 
 def _share(value: Any) -> None:
