@@ -432,6 +432,7 @@ async def test_starts(face: Face) -> None:
     env = make(face)
 
     async def attempt(cancelling: Callable[[Any], Awaitable[Any]], *, start: str) -> bool:
+        nonlocal env
         try:
             await cancelling(STARTS[start](env))
         except asyncio.CancelledError:
@@ -445,6 +446,7 @@ async def test_starts(face: Face) -> None:
         await trial.begin()
         await trial.follow_up([{state} for state in trial.states], reset=True)
         await env.close()
+        env = make(face)  # since a view does not start again what was closed
         return False
 
     for start in STARTS:

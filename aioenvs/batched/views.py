@@ -82,11 +82,15 @@ class AsyncView(AsyncEnvs):
 
     async def _started(self) -> Running:
         """What runs, started if need be, but not anew."""
-        if self._owner._was_closed:
+        if self._was_closed:
             raise ClosedError(
                 f"Cannot use {self!r} after its parent environment has been closed: views do not start that again"
             )
         return await self._owner._started()
+
+    @property
+    def _was_closed(self) -> bool:
+        return self._owner._was_closed
 
     def _last_signature(self) -> Signature | None:
         whole = self._owner._last_signature()

@@ -197,7 +197,7 @@ def _values(spec: Any) -> list[Any]:
     """The keys of what is one value each: leaves, and tensorclasses as wholes."""
     found: list[Any] = []
     for key, child in spec.items():
-        if isinstance(child, Composite) and not is_tensorclass(child.data_cls):
+        if isinstance(child, Composite) and not is_tensorclass(getattr(child, "data_cls", None)):
             found += [unravel_key((key, inner)) for inner in _values(child)]
         else:
             found.append(key)
