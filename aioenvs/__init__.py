@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aioenvs import envs, errors, specs, testing
     from aioenvs.anything import Anything
-    from aioenvs.batched.aio import AsyncParallelEnv, AsyncSerialEnv
-    from aioenvs.batched.sync import ParallelEnv, SerialEnv
-    from aioenvs.collectors.aio import AsyncCollector
-    from aioenvs.collectors.plain import Collector
+    from aioenvs.collectors.async_collector import AsyncCollector
+    from aioenvs.collectors.collector import Collector
     from aioenvs.envs.base import EnvBase
     from aioenvs.envs.check import check_env_specs
     from aioenvs.envs.creator import EnvCreator
     from aioenvs.envs.gym import GymEnv, GymWrapper
     from aioenvs.envs.info import default_info_dict_reader
-    from aioenvs.envs.marl import MarlGroupMapType, check_marl_grouping
-    from aioenvs.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
-    from aioenvs.mdp import step_mdp
-    from aioenvs.specs.inference import make_composite_from_td
+    from aioenvs.envs.pettingzoo import MarlGroupMapType, PettingZooEnv, PettingZooWrapper, check_marl_grouping
+    from aioenvs.faces.async_envs import AsyncParallelEnv, AsyncSerialEnv
+    from aioenvs.faces.sync_envs import ParallelEnv, SerialEnv
+    from aioenvs.specs.nontensor import make_composite_from_td
+    from aioenvs.tensors.step_mdp import step_mdp
 
 __version__ = "0.1.0"
 
@@ -56,23 +55,23 @@ __all__ = [
 
 _HOMES = {
     "Anything": "aioenvs.anything",
-    "AsyncCollector": "aioenvs.collectors.aio",
-    "AsyncParallelEnv": "aioenvs.batched.aio",
-    "AsyncSerialEnv": "aioenvs.batched.aio",
-    "Collector": "aioenvs.collectors.plain",
+    "AsyncCollector": "aioenvs.collectors.async_collector",
+    "AsyncParallelEnv": "aioenvs.faces.async_envs",
+    "AsyncSerialEnv": "aioenvs.faces.async_envs",
+    "Collector": "aioenvs.collectors.collector",
     "EnvBase": "aioenvs.envs.base",
     "EnvCreator": "aioenvs.envs.creator",
     "GymEnv": "aioenvs.envs.gym",
     "GymWrapper": "aioenvs.envs.gym",
-    "MarlGroupMapType": "aioenvs.envs.marl",
-    "ParallelEnv": "aioenvs.batched.sync",
+    "MarlGroupMapType": "aioenvs.envs.pettingzoo",
+    "ParallelEnv": "aioenvs.faces.sync_envs",
     "PettingZooEnv": "aioenvs.envs.pettingzoo",
     "PettingZooWrapper": "aioenvs.envs.pettingzoo",
-    "SerialEnv": "aioenvs.batched.sync",
+    "SerialEnv": "aioenvs.faces.sync_envs",
     "check_env_specs": "aioenvs.envs.check",
-    "check_marl_grouping": "aioenvs.envs.marl",
+    "check_marl_grouping": "aioenvs.envs.pettingzoo",
     "default_info_dict_reader": "aioenvs.envs.info",
-    "make_composite_from_td": "aioenvs.specs.inference",
+    "make_composite_from_td": "aioenvs.specs.nontensor",
     "step_mdp": "aioenvs.mdp",
 }
 _MODULES = ("envs", "errors", "specs", "testing")

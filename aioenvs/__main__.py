@@ -2,7 +2,7 @@
 
 import sys
 
-from aioenvs.cli import main
+from aioenvs.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

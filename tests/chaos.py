@@ -36,7 +36,7 @@ from chaos_requests import Receipt, Request
 from tensordict import TensorDict
 
 from aioenvs import AsyncParallelEnv, ParallelEnv
-from aioenvs.engine import restarts
+from aioenvs.engine.pools import restart_policy as restarts
 from aioenvs.errors import ConcurrencyError, WorkerDiedError
 
 __all__ = ["Mismatch", "Options", "Round", "run"]

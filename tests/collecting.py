@@ -10,7 +10,7 @@ from faces import call
 from tensordict import TensorDictBase
 
 from aioenvs import AsyncCollector, Collector
-from aioenvs.batched.plain import BatchedEnvBase
+from aioenvs.faces.sync_envs import BatchedEnvBase
 
 __all__ = [
     "NUM_ENVS",

@@ -25,8 +25,8 @@ import torch
 from tensordict import TensorDict
 
 from aioenvs import AsyncParallelEnv
-from aioenvs.device import CudaBackend, backend_of
-from aioenvs.transfer import Transfer
+from aioenvs.tensors.device import CudaBackend, backend_of
+from aioenvs.tensors.transfer import Transfer
 
 FOLDER = Path(__file__).parent
 TESTS_SECONDS = 100

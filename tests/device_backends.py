@@ -17,7 +17,7 @@ import torch
 from faces import Face, in_thread
 from failing_envs import CountingEnv, numbered
 
-from aioenvs.device import DeviceBackend, bytes_of
+from aioenvs.tensors.device import DeviceBackend, bytes_of
 
 __all__ = ["Copy", "FakeBackend", "are_actions", "counting", "waited_for", "watchmen_gone"]
 

@@ -125,7 +125,7 @@ class ReportingEnv(CountingEnv):
 
 
 def loaded_modules() -> list[int]:
-    return [int(name in sys.modules) for name in ("gymnasium", "torch", "tensordict", "aioenvs.batched.aio")]
+    return [int(name in sys.modules) for name in ("gymnasium", "torch", "tensordict", "aioenvs.faces.async_envs")]
 
 
 def surroundings() -> list[int]:

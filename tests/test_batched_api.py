@@ -33,9 +33,9 @@ from torch_faces import (
 
 import aioenvs
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
-from aioenvs.batched.sync import BatchedEnvBase
 from aioenvs.envs import EnvBase, EnvCreator, GymEnv, check_env_specs, step_mdp
 from aioenvs.errors import AioEnvsError, ClosedError, WorkerStartError
+from aioenvs.faces.sync_envs import BatchedEnvBase
 from aioenvs.specs import Categorical, Composite, Unbounded
 from aioenvs.testing import (
     CountingEnv,

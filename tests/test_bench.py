@@ -20,13 +20,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from aioenvs import cli, trials
-from aioenvs.advice import GOOD_ENOUGH, MOST_TRIED, Measured, Profile, Setting, duration, recommend, settings_to_try
-from aioenvs.bench import BenchOptions, profile_rows, result_rows
-from aioenvs.messages import CommandError
-from aioenvs.targets import factory_named
+from aioenvs.cli import main as cli
+from aioenvs.cli import measure as trials
+from aioenvs.cli.bench import BenchOptions, profile_rows, result_rows
+from aioenvs.cli.errors import CommandError
+from aioenvs.cli.measure import profile_of, size_of, try_all
+from aioenvs.cli.recommend import (
+    GOOD_ENOUGH,
+    MOST_TRIED,
+    Measured,
+    Profile,
+    Setting,
+    duration,
+    recommend,
+    settings_to_try,
+)
+from aioenvs.cli.targets import factory_named
 from aioenvs.testing import CountingEnv, FailingEnv
-from aioenvs.trials import profile_of, size_of, try_all
 
 SERIAL, ONE, TWO, EIGHT = Setting("serial"), Setting("process", 1), Setting("process", 2), Setting("process", 8)
 THREADS, GYMNASIUM = Setting("thread", 8), Setting("gymnasium", 8)

@@ -25,9 +25,9 @@ from faces import ASYNC_FACES, Face, acting, in_thread, masked
 from processes import still_alive
 from tensordict import TensorDict, TensorDictBase
 
-from aioenvs.engine.answering import AnsweringPool
-from aioenvs.engine.seeding import seed_chain
-from aioenvs.engine.slots import SlotState
+from aioenvs.engine.env_states import SlotState
+from aioenvs.engine.pools.answering import AnsweringPool
+from aioenvs.engine.worker.random_streams import seed_chain
 from aioenvs.envs import EnvBase
 from aioenvs.specs import Categorical, Composite, Unbounded
 

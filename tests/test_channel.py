@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection
 import pytest
 
 from aioenvs.engine import protocol
-from aioenvs.engine.channel import Channel
+from aioenvs.engine.pools.channel import Channel
 from aioenvs.engine.protocol import MAX_SEQUENCE, Decoder, Frame, Opcode, encode
 from aioenvs.errors import ProtocolError, WorkerDiedError
 

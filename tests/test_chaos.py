@@ -13,14 +13,14 @@ import uvloop
 from chaos import Mismatch, Options, Round, run
 from chaos_requests import Request
 
-from aioenvs.batched.exchange import Exchange
-from aioenvs.batched.outbox import Outbox
-from aioenvs.batched.reader import Reader
-from aioenvs.batched.scope import Running
-from aioenvs.engine.channel import Channel
-from aioenvs.engine.restarting import RestartingPool
-from aioenvs.engine.threads import ThreadPool
-from aioenvs.engine.turns import Turns
+from aioenvs.engine.double_buffer import Turns
+from aioenvs.engine.pools.channel import Channel
+from aioenvs.engine.pools.restart_policy import RestartingPool
+from aioenvs.engine.pools.thread_host import ThreadPool
+from aioenvs.faces.first_ready import Outbox
+from aioenvs.faces.rows.exchange import Exchange
+from aioenvs.faces.rows.reader import Reader
+from aioenvs.faces.session import Running
 
 pytestmark = pytest.mark.slow
 
@@ -95,9 +95,9 @@ def test_a_reply_that_comes_late_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
     genuine = Channel._reply
     monkeypatch.setattr(Channel, "_reply", reply)
-    monkeypatch.setattr("aioenvs.engine.slots.Slots.unanswered", lambda self, envs: set())
-    monkeypatch.setattr("aioenvs.engine.slots.Slots.drained", lambda self, envs: True)
-    monkeypatch.setattr("aioenvs.engine.slots.Slots.sent", lambda self, envs: None)
+    monkeypatch.setattr("aioenvs.engine.env_states.Slots.unanswered", lambda self, envs: set())
+    monkeypatch.setattr("aioenvs.engine.env_states.Slots.drained", lambda self, envs: True)
+    monkeypatch.setattr("aioenvs.engine.env_states.Slots.sent", lambda self, envs: None)
     with pytest.raises(Mismatch):
         go(1, 2000, replace(PLAIN, policy="raise"))
 

@@ -15,7 +15,7 @@ from test_death import kill_and_reap
 from test_worker_process import linux, pipes, start_methods
 
 from aioenvs import AsyncParallelEnv
-from aioenvs.engine import restarts
+from aioenvs.engine.pools import restart_policy as restarts
 from aioenvs.errors import WorkerDiedError
 
 POLICIES: list[dict[str, Any]] = [{"on_worker_death": "raise"}, {"on_worker_death": "restart"}]

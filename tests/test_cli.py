@@ -21,16 +21,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import aioenvs
-from aioenvs import cli
-from aioenvs.messages import check_env_id, describe_failure
-from aioenvs.report import (
-    EpisodeStats,
-    RunOptions,
-    RunReport,
-    parse_private_bytes,
-    private_memory,
-    summary_rows,
-)
+from aioenvs.cli import main as cli
+from aioenvs.cli.errors import check_env_id, describe_failure
+from aioenvs.cli.report import EpisodeStats, RunOptions, RunReport, parse_private_bytes, private_memory, summary_rows
 
 SMAPS_ROLLUP = """\
 55d0c0a00000-7ffd1a5f6000 ---p 00000000 00:00 0                          [rollup]
@@ -279,7 +272,7 @@ def test_defaults_in_the_help_are_those_used(capsys: pytest.CaptureFixture[str])
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys\nfrom aioenvs.cli import main\nmain([])\nprint(*sys.modules, file=sys.stderr)"
+    code = "import sys\nfrom aioenvs.cli.main import main\nmain([])\nprint(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "tensordict", "gymnasium", "numpy", "rich"} & set(done.stderr.split())
 

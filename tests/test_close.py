@@ -21,8 +21,8 @@ from failing_envs import CountingEnv, Gate, numbered
 from processes import still_alive
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
-from aioenvs.batched.config import START_METHODS
-from aioenvs.engine import process
+from aioenvs.engine.config import START_METHODS
+from aioenvs.engine.pools import process_host as process
 from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, WorkerDiedError
 
 start_methods = pytest.mark.parametrize("method", START_METHODS)

@@ -32,10 +32,10 @@ from torch import nn
 
 import aioenvs.testing as toys
 from aioenvs import AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, Collector, ParallelEnv, SerialEnv
-from aioenvs.collectors.acting import Actor
-from aioenvs.collectors.errand import Errand
 from aioenvs.collectors.first_ready import FirstReady
 from aioenvs.collectors.lockstep import Lockstep
+from aioenvs.collectors.policy import Actor
+from aioenvs.collectors.strategy import Errand
 from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, SpecMismatchError, WorkerDiedError
 
 LENGTHS = numbered(NUM_ENVS, {0: {"length": 3}, 1: {"length": 5}, 2: {"length": 4}})

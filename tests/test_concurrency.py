@@ -11,12 +11,12 @@ from coroutine_envs import AwaitingEnv
 from faces import in_thread
 from failing_envs import CountingEnv
 
-from aioenvs.engine.adapters import Call, Handling
-from aioenvs.engine.concurrency import ConcurrentHost
-from aioenvs.engine.host import EnvHost
-from aioenvs.engine.metadata import form_families
+from aioenvs.engine.adapters.base import Call, Handling
+from aioenvs.engine.layout import form_families
 from aioenvs.engine.portal import LoopPortal, run_to_end
 from aioenvs.engine.protocol import Opcode
+from aioenvs.engine.worker.concurrent import ConcurrentHost
+from aioenvs.engine.worker.env_host import EnvHost
 from aioenvs.errors import ResetNeededError
 
 

@@ -13,9 +13,9 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioenvs.batched import config
-from aioenvs.batched.config import BatchConfig, available_cores
-from aioenvs.engine.pool import Timeouts
+from aioenvs.engine import config
+from aioenvs.engine.config import BatchConfig, available_cores
+from aioenvs.engine.pools.pool import Timeouts
 
 
 def make() -> None:

@@ -12,10 +12,10 @@ from space_envs import EveryDtype, Pictures
 from torch_batches import differing
 
 from aioenvs import AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, ParallelEnv
-from aioenvs.device import CudaBackend, backend_of
 from aioenvs.errors import PerformanceWarning
+from aioenvs.tensors.device import CudaBackend, backend_of
+from aioenvs.tensors.transfer import Transfer
 from aioenvs.testing import CountingEnv as TorchCountingEnv
-from aioenvs.transfer import Transfer
 
 pytestmark = [
     pytest.mark.cuda,

@@ -15,10 +15,10 @@ from failing_envs import CountingEnv, numbered
 from pretend_cuda import PretendCuda
 
 from aioenvs import AsyncParallelEnv, ParallelEnv
-from aioenvs import device as devices
-from aioenvs.device import CudaBackend
 from aioenvs.errors import PerformanceWarning
-from aioenvs.transfer import Transfer
+from aioenvs.tensors import device as devices
+from aioenvs.tensors.device import CudaBackend
+from aioenvs.tensors.transfer import Transfer
 
 NUMBERED = torch.device("cpu", 0)
 

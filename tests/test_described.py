@@ -6,8 +6,8 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 
-from aioenvs.envs.described import Described
 from aioenvs.envs.spec_index import by_depth
+from aioenvs.envs.spec_properties import Described
 from aioenvs.specs import Binary, Bounded, Categorical, Composite, NonTensor, OneHot, StackedComposite, Unbounded
 
 

@@ -19,9 +19,8 @@ from test_restarts import RESTART, kill_and_wait
 from torch_batches import differing
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
-from aioenvs.device import StagedBackend, backend_of, bytes_of, checked_device, require_device
-from aioenvs.engine import restarts
-from aioenvs.engine.pool import Timeouts
+from aioenvs.engine.pools import restart_policy as restarts
+from aioenvs.engine.pools.pool import Timeouts
 from aioenvs.errors import (
     AioEnvsError,
     ClosedError,
@@ -30,9 +29,10 @@ from aioenvs.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
+from aioenvs.tensors.device import StagedBackend, backend_of, bytes_of, checked_device, require_device
+from aioenvs.tensors.transfer import MAX_TWINS, Transfer
 from aioenvs.testing import CountingEnv as TorchCountingEnv
 from aioenvs.testing import DynamicShapeEnv, HeterogeneousCountingEnv, NestedCountingEnv, NonTensorEnv
-from aioenvs.transfer import MAX_TWINS, Transfer
 
 over_classes = pytest.mark.parametrize("cls", [AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv])
 over_async_faces = pytest.mark.parametrize("face", ASYNC_FACES, ids=lambda face: face.name)

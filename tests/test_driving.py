@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aioenvs.engine.driving import awaited, driven
+from aioenvs.engine.portal import awaited, driven
 
 inside: list[str] = []  # the contexts that are entered now
 

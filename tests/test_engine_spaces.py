@@ -10,8 +10,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioenvs.engine.layout import Layout, Leaf
-from aioenvs.engine.spaces import (
+from aioenvs.engine.adapters.spaces import (
     Alike,
     Objects,
     conform,
@@ -22,6 +21,7 @@ from aioenvs.engine.spaces import (
     reader,
     writer,
 )
+from aioenvs.engine.layout import Layout, Leaf
 from aioenvs.errors import SpecMismatchError
 
 KEY = ("observation",)

@@ -13,7 +13,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorD
 
 import aioenvs.envs
 import aioenvs.specs
-from aioenvs.engine.seeding import next_seed
+from aioenvs.engine.worker.random_streams import next_seed
 from aioenvs.envs import EnvBase, check_env_specs
 from aioenvs.errors import ClosedError, SpecMismatchError
 from aioenvs.specs import Bounded, Categorical, Composite, NonTensor, OneHot, Unbounded

@@ -9,8 +9,8 @@ import pytest
 from faces import Face, acting, call, in_thread, observed
 from failing_envs import CountingEnv, numbered
 
-from aioenvs.engine.fences import MOST, Watchman
-from aioenvs.engine.turns import Turns
+from aioenvs.engine.double_buffer import Turns
+from aioenvs.engine.waiting import MOST, Watchman
 
 
 class Barrier:

@@ -20,7 +20,7 @@ from failing_envs import CountingEnv, Gate, Scribbler, abort_with_words, kill_it
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, SerialEnv
-from aioenvs.engine import replacing
+from aioenvs.engine.pools import replacing
 from aioenvs.errors import (
     AioEnvsError,
     ClosedError,

@@ -30,7 +30,7 @@ from space_envs import (
 )
 from tensordict import TensorDict, TensorDictBase, assert_close
 
-from aioenvs.engine.seeding import seed_chain
+from aioenvs.engine.worker.random_streams import seed_chain
 from aioenvs.envs.base import EnvBase
 from aioenvs.envs.check import check_env_specs
 from aioenvs.envs.creator import EnvCreator

@@ -10,8 +10,8 @@ from faces import Face
 from gymnasium import spaces
 
 from aioenvs import GymEnv, GymWrapper, ParallelEnv, SerialEnv, step_mdp
-from aioenvs.envs import through
-from aioenvs.envs.through import can_see_through
+from aioenvs.envs import unwrapping as through
+from aioenvs.envs.unwrapping import can_see_through
 from aioenvs.errors import SpecMismatchError
 
 FACES = (Face("serial", SerialEnv, 0), Face("packed", ParallelEnv, 2))

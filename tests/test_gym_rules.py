@@ -9,13 +9,13 @@ import pytest
 from failing_envs import CountingEnv
 from vector_envs import Careless, Informer
 
-from aioenvs.engine.adapters import INFO, Call, GymRules, Handling, ResetArguments
-from aioenvs.engine.copying import received_dict
-from aioenvs.engine.gym_adapter import REWARD_KEY, GymAdapter
-from aioenvs.engine.host import EnvHost
+from aioenvs.engine.adapters.base import INFO, Call, GymRules, Handling, ResetArguments
+from aioenvs.engine.adapters.copying import received_dict
+from aioenvs.engine.adapters.gymnasium import REWARD_KEY, GymAdapter
+from aioenvs.engine.layout import INPUT, NEXT, ROOT, form_families
 from aioenvs.engine.memory import own_memory
-from aioenvs.engine.metadata import INPUT, NEXT, ROOT, form_families
 from aioenvs.engine.protocol import Opcode
+from aioenvs.engine.worker.env_host import EnvHost
 from aioenvs.errors import SpecMismatchError
 
 

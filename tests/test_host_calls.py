@@ -12,14 +12,14 @@ from tensordict import TensorDict, TensorDictBase
 from torch_faces import TorchFace, faces_called
 
 from aioenvs import AsyncSerialEnv, ParallelEnv, SerialEnv
-from aioenvs.engine.adapters import Call, Handling
-from aioenvs.engine.copying import copied, received
-from aioenvs.engine.host import EnvHost, Outcome
+from aioenvs.engine.adapters.base import Call, Handling
+from aioenvs.engine.adapters.copying import copied, received
 from aioenvs.engine.protocol import Opcode
+from aioenvs.engine.worker.env_host import EnvHost, Outcome
 from aioenvs.envs.gym import GymWrapper
 from aioenvs.errors import SpecMismatchError, WorkerStartError
-from aioenvs.mdp import terminated_or_truncated
 from aioenvs.specs import Categorical, Composite
+from aioenvs.tensors.done import terminated_or_truncated
 from aioenvs.testing import CountingEnv
 
 over_each_host = pytest.mark.parametrize("face", faces_called("serial", "async-serial", "async-packed", "thread"))

@@ -21,10 +21,10 @@ from aioenvs import (
     check_env_specs,
     specs,
 )
+from aioenvs.hints import hints_at_keywords, keywords_of, meant
 from aioenvs.integrations import torchrl as under_torchrl
 from aioenvs.integrations.gymnasium import AioVectorEnv, make_vec, register, vector_spec
 from aioenvs.integrations.sb3 import AioVecEnv
-from aioenvs.keywords import hints_at_keywords, keywords_of, meant
 
 BATCHES = (AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv)
 COLLECTORS = (AsyncCollector, Collector)

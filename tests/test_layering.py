@@ -22,33 +22,40 @@ MODULES = {
 
 PURE = {
     f"aioenvs.engine.{name}" for name in ("protocol", "layout", "slots", "metadata", "turns", "seeding", "driving")
-} | {"aioenvs.errors", "aioenvs.keywords", "aioenvs.hints", "aioenvs.peers"}
+} | {"aioenvs.errors", "aioenvs.hints"}
 
 # Lowest first. A module belongs to the longest prefix of its name that stands here, and imports nothing from above.
 LAYERS = (
-    ("aioenvs.errors", "aioenvs.keywords", "aioenvs.hints", "aioenvs.peers"),
+    ("aioenvs.errors", "aioenvs.hints", "aioenvs.hints", "aioenvs.hints"),
     (
         "aioenvs.engine.protocol",
         "aioenvs.engine.layout",
-        "aioenvs.engine.slots",
-        "aioenvs.engine.metadata",
-        "aioenvs.engine.turns",
-        "aioenvs.engine.seeding",
-        "aioenvs.engine.driving",
+        "aioenvs.engine.env_states",
+        "aioenvs.engine.layout",
+        "aioenvs.engine.double_buffer",
+        "aioenvs.engine.worker.random_streams",
+        "aioenvs.engine.portal",
     ),
     ("aioenvs.engine",),
-    ("aioenvs.specs", "aioenvs.mdp", "aioenvs.registry", "aioenvs.storage", "aioenvs.step_storage", "aioenvs.anything"),
-    ("aioenvs.spaces", "aioenvs.trees"),
-    ("aioenvs.policies", "aioenvs.rollout", "aioenvs.envs"),
-    ("aioenvs.device",),
-    ("aioenvs.transfer",),
+    (
+        "aioenvs.specs",
+        "aioenvs.mdp",
+        "aioenvs.registry",
+        "aioenvs.tensors.storage",
+        "aioenvs.tensors.storage",
+        "aioenvs.anything",
+    ),
+    ("aioenvs.specs.from_spaces", "aioenvs.tensors.trees"),
+    ("aioenvs.tensors.rollout", "aioenvs.tensors.rollout", "aioenvs.envs"),
+    ("aioenvs.tensors.device",),
+    ("aioenvs.tensors.transfer",),
     ("aioenvs.batched",),
     ("aioenvs.collectors", "aioenvs.integrations", "aioenvs.testing"),
     ("aioenvs",),  # the lazy root: whoever imports it can reach every face
-    ("aioenvs.report", "aioenvs.advice", "aioenvs.messages"),
-    ("aioenvs.targets", "aioenvs.trials"),
-    ("aioenvs.bench",),
-    ("aioenvs.cli",),
+    ("aioenvs.cli.report", "aioenvs.cli.recommend", "aioenvs.cli.errors"),
+    ("aioenvs.cli.targets", "aioenvs.cli.measure"),
+    ("aioenvs.cli.bench",),
+    ("aioenvs.cli.main",),
     ("aioenvs.__main__",),
 )
 RANKS = {prefix: rank for rank, layer in enumerate(LAYERS) for prefix in layer}
@@ -98,10 +105,16 @@ ASYNCIO = {
         "workers",
     )
 }
-ASYNC_FACES = ("aioenvs.batched", "aioenvs.rollout", "aioenvs.cli", "aioenvs.collectors", "aioenvs.integrations")
+ASYNC_FACES = (
+    "aioenvs.batched",
+    "aioenvs.tensors.rollout",
+    "aioenvs.cli.main",
+    "aioenvs.collectors",
+    "aioenvs.integrations",
+)
 # These only pickle what `multiprocessing` shares, as it does.
-SENDING = {"aioenvs.engine.passing", "aioenvs.engine.shipping"}
-FORKING = {"aioenvs.engine.process", "aioenvs.engine.launcher"}
+SENDING = {"aioenvs.engine.worker.descriptors", "aioenvs.engine.pools.factories"}
+FORKING = {"aioenvs.engine.pools.process_host", "aioenvs.engine.pools.launcher"}
 
 
 class Import(NamedTuple):
@@ -175,7 +188,7 @@ def test_the_reader_of_imports_finds_them_wherever_they_stand() -> None:
         "from . import errors\n"
         "class A:\n    async def f(self):\n        from ..specs import base, Composite\n"
     )
-    found = set(_imports(ast.parse(source), "aioenvs.batched.config", top=True))
+    found = set(_imports(ast.parse(source), "aioenvs.engine.config", top=True))
     assert found == {
         Import("typing", True),
         Import("numpy", True),
@@ -201,7 +214,11 @@ def test_no_imports_go_in_circles() -> None:
         for module in MODULES
     }
     order = list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
-    assert order.index("aioenvs.errors") < order.index("aioenvs.engine.slots") < order.index("aioenvs.batched.aio")
+    assert (
+        order.index("aioenvs.errors")
+        < order.index("aioenvs.engine.env_states")
+        < order.index("aioenvs.faces.async_envs")
+    )
 
 
 def test_the_engine_knows_neither_torch_nor_a_face() -> None:
@@ -236,7 +253,7 @@ def test_asyncio_is_used_by_the_shells_and_the_async_faces_only() -> None:
     users = {
         module for module in MODULES if any(found.package in ("asyncio", "uvloop") for found in imports_of(module))
     }
-    assert "aioenvs.engine.channel" in users
+    assert "aioenvs.engine.pools.channel" in users
     assert {module for module in users - ASYNCIO if not module.startswith(ASYNC_FACES)} == set()
 
 
@@ -270,8 +287,8 @@ def test_gymnasium_is_optional() -> None:
     [
         "import aioenvs",
         "import aioenvs.errors, aioenvs; aioenvs.errors.ClosedError",
-        "import aioenvs.engine.worker",
-        "import aioenvs.engine.launcher",
+        "import aioenvs.engine.worker.serve",
+        "import aioenvs.engine.pools.launcher",
     ],
 )
 def test_what_a_worker_imports_is_light(statement: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from leaks import Growth, growth_of_restarts, growth_of_starts, growth_of_steps
 
-from aioenvs.engine.workers import WorkerPool
+from aioenvs.engine.pools.worker_pool import WorkerPool
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from test_death import kill_and_reap
 from test_restarts import RESTART, kill_and_wait
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv
-from aioenvs.engine import restarts
+from aioenvs.engine.pools import restart_policy as restarts
 from aioenvs.errors import WorkerDiedError
 from aioenvs.testing import CountingEnv as TorchCountingEnv
 from aioenvs.testing import DynamicShapeEnv, NestedCountingEnv

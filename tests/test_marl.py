@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from aioenvs.envs.marl import MarlGroupMapType, check_marl_grouping
+from aioenvs.envs.pettingzoo import MarlGroupMapType, check_marl_grouping
 
 AGENTS = ["red", "green", "blue"]
 

@@ -10,7 +10,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from aioenvs import step_mdp
-from aioenvs.mdp import next_root
+from aioenvs.tensors.step_mdp import next_root
 
 
 def a_step(**root: torch.Tensor) -> TensorDict:

@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioenvs.engine.layout import ALIGNMENT, Key, Leaf
-from aioenvs.engine.metadata import (
+from aioenvs.engine.layout import (
+    ALIGNMENT,
     INPUT,
     NEXT,
     ROOT,
     STATUS,
     WHERE,
     EnvMetadata,
+    Key,
+    Leaf,
     check_unchanged,
     find_collision,
     form_families,

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch_faces import Driver, TorchFace, faces_called
 
 from aioenvs import AsyncSerialEnv, ParallelEnv, SerialEnv
-from aioenvs.engine.seeding import seed_chain
+from aioenvs.engine.worker.random_streams import seed_chain
 from aioenvs.envs import EnvCreator, GymEnv, check_env_specs
 from aioenvs.errors import WorkerStartError
 from aioenvs.testing import CountingEnv, FailingEnv, NonTensorEnv, ParameterEnv, RandomEnv, StateEnv

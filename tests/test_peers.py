@@ -13,10 +13,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torchrl import envs as their
 
 from aioenvs import AsyncSerialEnv, GymEnv, SerialEnv
+from aioenvs.hints import hint_at
 from aioenvs.integrations import torchrl as under_torchrl
 from aioenvs.integrations.gymnasium import AioVectorEnv
 from aioenvs.integrations.sb3 import AioVecEnv
-from aioenvs.peers import hint_at
 from aioenvs.testing import CountingEnv
 
 FOR_TORCHRL = r"TorchRL's .* ParallelEnv and SerialEnv of aioenvs\.integrations\.torchrl"

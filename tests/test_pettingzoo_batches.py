@@ -19,10 +19,10 @@ from tensordict import NonTensorStack, TensorDictBase
 from test_pettingzoo import LEAVING, made
 
 from aioenvs import ParallelEnv, PettingZooWrapper, SerialEnv, step_mdp
-from aioenvs.engine import restarts
-from aioenvs.engine.pettingzoo_adapter import PettingZooAdapter
-from aioenvs.engine.seeding import seed_chain
-from aioenvs.envs import through
+from aioenvs.engine.adapters.pettingzoo import PettingZooAdapter
+from aioenvs.engine.pools import restart_policy as restarts
+from aioenvs.engine.worker.random_streams import seed_chain
+from aioenvs.envs import unwrapping as through
 from aioenvs.envs.check import check_async_env_specs, check_env_specs
 from aioenvs.errors import SpecMismatchError, WorkerStartError
 

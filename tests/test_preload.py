@@ -16,11 +16,11 @@ from tensordict import TensorDict
 
 import aioenvs
 from aioenvs import ParallelEnv, SerialEnv
-from aioenvs.batched.preload import modules_to_preload
+from aioenvs.engine.preload import modules_to_preload
 from aioenvs.envs import EnvCreator, GymEnv
 from aioenvs.testing import CountingEnv
 
-NAMES = ("torch", "tensordict", "aioenvs.envs.through")
+NAMES = ("torch", "tensordict", "aioenvs.envs.unwrapping")
 WEIGHT = torch.ones(2)
 limit = 500
 

@@ -11,7 +11,15 @@ from drawing_envs import SharedDiceEnv, TorchDiceEnv
 from faces import Face
 
 from aioenvs import AsyncParallelEnv, ParallelEnv, SerialEnv
-from aioenvs.engine.streams import NUMPY, PYTHON, TRIAL, Generators, Streams, TrialStreams, torch_generator
+from aioenvs.engine.worker.random_streams import (
+    NUMPY,
+    PYTHON,
+    TRIAL,
+    Generators,
+    Streams,
+    TrialStreams,
+    torch_generator,
+)
 
 NUM_ENVS = 4
 

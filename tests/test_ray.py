@@ -39,13 +39,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch_batches import differing
 
 from aioenvs import AsyncCollector, AsyncParallelEnv, Collector, ParallelEnv
-from aioenvs.errors import (
-    AioEnvsError,
-    ResetNeededError,
-    WorkerDiedError,
-    WorkerStartError,
-    WorkerTimeoutError,
-)
+from aioenvs.errors import AioEnvsError, ResetNeededError, WorkerDiedError, WorkerStartError, WorkerTimeoutError
 from aioenvs.integrations.gymnasium import AioVectorEnv
 from aioenvs.testing import CountingEnv as TorchCounting
 

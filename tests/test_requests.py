@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
 
-from aioenvs.batched.requests import check_size, read_masks, reset_arguments, rows_of, seeds_of, step_rows
+from aioenvs.faces.requests import check_size, read_masks, reset_arguments, rows_of, seeds_of, step_rows
 
 CHAIN = [0, 795726461, 2841183792]
 

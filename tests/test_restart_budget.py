@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioenvs.engine.restarts import FIRST_DELAY, LONGEST_DELAY, SHORT_LIFE, RestartBudget, derived_seed
+from aioenvs.engine.pools.restart_policy import FIRST_DELAY, LONGEST_DELAY, SHORT_LIFE, RestartBudget, derived_seed
 
 LIVES = st.lists(st.one_of(st.floats(0, SHORT_LIFE, exclude_max=True), st.floats(SHORT_LIFE, 1e9)), max_size=40)
 SEEDS = st.integers(-(2**63), 2**64)

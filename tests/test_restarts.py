@@ -18,13 +18,11 @@ from tensordict import TensorDict, TensorDictBase
 from test_death import family, host, kill_and_reap, mortal, rest
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv
-from aioenvs.engine import restarts
-from aioenvs.engine.restarts import derived_seed
-from aioenvs.engine.seeding import seed_chain
+from aioenvs.engine.pools import restart_policy as restarts
+from aioenvs.engine.pools.restart_policy import derived_seed
+from aioenvs.engine.worker.random_streams import seed_chain
 from aioenvs.errors import ClosedError, WorkerDiedError, WorkerError, WorkerStartError, WorkerTimeoutError
-from aioenvs.testing import (
-    CountingEnv as TorchCountingEnv,
-)
+from aioenvs.testing import CountingEnv as TorchCountingEnv
 from aioenvs.testing import (
     DyingEnv,
     DynamicShapeEnv,

@@ -7,8 +7,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 
-from aioenvs.mdp import done_mask
-from aioenvs.rollout import RolloutOptions, drive, rollout, settle
+from aioenvs.tensors.done import done_mask
+from aioenvs.tensors.rollout import RolloutOptions, drive, rollout, settle
 from aioenvs.testing import (
     CountingEnv,
     DifferentiableEnv,

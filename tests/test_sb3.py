@@ -30,13 +30,7 @@ from stable_baselines3.common.vec_env import (
 from vector_envs import Careless, Endless, Informer, StepFails, Surveyor
 from vector_faces import HOSTS, closed_in_the_middle_of_a_step, counting
 
-from aioenvs.errors import (
-    ClosedError,
-    ConcurrencyError,
-    SpecMismatchError,
-    WorkerDiedError,
-    WorkerStartError,
-)
+from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError, WorkerDiedError, WorkerStartError
 from aioenvs.integrations.sb3 import AioVecEnv
 
 

@@ -10,7 +10,7 @@ from test_death import kill_and_reap
 from torchrl.envs import EnvCreator as TheirCreator
 from torchrl.envs import GymEnv, TrajCounter, TransformedEnv
 
-from aioenvs.engine import restarts
+from aioenvs.engine.pools import restart_policy as restarts
 from aioenvs.integrations.torchrl import ParallelEnv
 
 

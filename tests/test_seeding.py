@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioenvs.engine.seeding import LIMIT, next_seed, seed_chain
+from aioenvs.engine.worker.random_streams import LIMIT, next_seed, seed_chain
 
 CHAIN = [0, 795726461, 2841183792, 2309840538]
 

@@ -15,9 +15,10 @@ from failing_envs import CountingEnv, Gate, Scribbler, numbered
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
-from aioenvs.batched import outbox, steps
-from aioenvs.batched.sent import Sent, gathered
 from aioenvs.errors import RemoteEnvError, WorkerDiedError, WorkerStartError, WorkerTimeoutError
+from aioenvs.faces import first_ready as outbox
+from aioenvs.faces import steps
+from aioenvs.faces.first_ready import Sent, gathered
 from aioenvs.specs import Composite, Unbounded
 from aioenvs.testing import NestedCountingEnv
 
@@ -221,7 +222,7 @@ async def test_results_that_cannot_be_assembled_can_still_be_received(monkeypatc
         await env.reset()
         env.send(acting([1, 2]))
         with monkeypatch.context() as patch:
-            patch.setattr("aioenvs.batched.steps.gathered", lambda parts: 1 / 0)
+            patch.setattr("aioenvs.faces.steps.gathered", lambda parts: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 await env.recv(2)
         assert env.outstanding == (0, 1)

@@ -23,8 +23,8 @@ from torchrl.envs import EnvCreator as TheirCreator
 from torchrl.envs import GymEnv, TrajCounter, TransformedEnv, VecNorm
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv
-from aioenvs.engine import restarts
-from aioenvs.engine.copying import arguments
+from aioenvs.engine.adapters.copying import arguments
+from aioenvs.engine.pools import restart_policy as restarts
 from aioenvs.envs import EnvCreator
 from aioenvs.errors import WorkerStartError
 from aioenvs.integrations.torchrl import ParallelEnv, SerialEnv

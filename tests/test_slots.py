@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from aioenvs.engine.slots import Slots, SlotState
+from aioenvs.engine.env_states import Slots, SlotState
 from aioenvs.errors import ClosedError, ConcurrencyError, WorkerDiedError, WorkerError
 
 NUM_ENVS = 4

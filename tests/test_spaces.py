@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from aioenvs.engine.spaces import Alike, Numbers
+from aioenvs.engine.adapters.spaces import Alike, Numbers
 from aioenvs.errors import SpecMismatchError
-from aioenvs.spaces import composites, encoded, leaf_spec, rows_spec
 from aioenvs.specs import (
     Binary,
     Bounded,
@@ -20,6 +19,7 @@ from aioenvs.specs import (
     OneHot,
     Unbounded,
 )
+from aioenvs.specs.from_spaces import composites, encoded, leaf_spec, rows_spec
 
 gymnasium: Any = pytest.importorskip("gymnasium")
 spaces: Any = gymnasium.spaces

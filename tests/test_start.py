@@ -16,7 +16,7 @@ from processes import still_alive
 from tensordict import LazyStackedTensorDict
 
 from aioenvs import AsyncParallelEnv, ParallelEnv, SerialEnv
-from aioenvs.batched.config import START_METHODS
+from aioenvs.engine.config import START_METHODS
 from aioenvs.errors import AioEnvsError, WorkerStartError
 
 start_methods = pytest.mark.parametrize("method", START_METHODS)

@@ -10,8 +10,8 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, TensorDictBase, assert_close
 
 import aioenvs
-from aioenvs.rollout import LARGE
-from aioenvs.step_storage import StepStorage, name_time, size_of
+from aioenvs.tensors.rollout import LARGE
+from aioenvs.tensors.storage import StepStorage, name_time, size_of
 
 N, T = 3, 4
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aioenvs import AsyncParallelEnv, SerialEnv
-from aioenvs.engine.streams import NUMPY, PYTHON, Generators, Streams, TrialStreams, here, leave_alone
+from aioenvs.engine.worker.random_streams import NUMPY, PYTHON, Generators, Streams, TrialStreams, here, leave_alone
 from aioenvs.envs.adapter import TORCH
 from aioenvs.testing import CountingEnv, RandomEnv
 

@@ -12,8 +12,8 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, lazy_s
 
 from aioenvs import Collector, EnvBase, ParallelEnv, SerialEnv
 from aioenvs.envs import check_env_specs
-from aioenvs.mdp import step_mdp
 from aioenvs.specs import Composite, NonTensor, Unbounded, make_composite_from_td
+from aioenvs.tensors.step_mdp import step_mdp
 
 INDEXED = [{"index": 0}, {"index": 1}]
 

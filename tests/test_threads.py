@@ -44,7 +44,7 @@ from test_close import (  # noqa: F401
 from test_exit import Script, script  # noqa: F401
 
 from aioenvs import AsyncParallelEnv, ParallelEnv
-from aioenvs.engine.threads import Errand, Mailbox
+from aioenvs.engine.pools.thread_host import Errand, Mailbox
 from aioenvs.errors import (
     AioEnvsError,
     ClosedError,

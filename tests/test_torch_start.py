@@ -18,8 +18,8 @@ from processes import still_alive
 
 import aioenvs
 from aioenvs import AsyncParallelEnv, EnvCreator, ParallelEnv
-from aioenvs.batched.preload import modules_to_preload
-from aioenvs.engine import process
+from aioenvs.engine.pools import process_host as process
+from aioenvs.engine.preload import modules_to_preload
 from aioenvs.testing import CountingEnv
 
 MEGABYTE = 2**20

@@ -10,7 +10,7 @@ import pytest
 from oracle import TORCHRL_MARKS
 from torchrl_envs import ENVS, SEEN_THROUGH, DictEnv, differences, made, theirs, trajectory
 
-from aioenvs.engine.adapters import Handling
+from aioenvs.engine.adapters.base import Handling
 from aioenvs.errors import SpecMismatchError
 from aioenvs.integrations import torchrl as ours
 from aioenvs.integrations.torchrl.worker import TorchRLGymAdapter, adapted

@@ -13,7 +13,7 @@ from torchrl_envs import made, theirs
 
 import aioenvs
 from aioenvs import specs
-from aioenvs.batched.preload import modules_to_preload
+from aioenvs.engine.preload import modules_to_preload
 from aioenvs.errors import SpecMismatchError
 from aioenvs.integrations import torchrl as ours
 

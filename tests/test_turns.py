@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aioenvs.engine.metadata import IN_NEXT, IN_ROOT, WHOLE
-from aioenvs.engine.turns import Turns
+from aioenvs.engine.double_buffer import Turns
+from aioenvs.engine.layout import IN_NEXT, IN_ROOT, WHOLE
 
 NUM_ENVS = 4
 SOME = st.frozensets(st.integers(0, NUM_ENVS - 1), min_size=1).map(lambda envs: np.array(sorted(envs)))

@@ -12,9 +12,9 @@ import pytest
 from failing_envs import Gate, hang, raise_value_error
 from vector_faces import HOSTS, counting
 
-from aioenvs.batched.config import BatchConfig
-from aioenvs.engine.adapters import Call
-from aioenvs.engine.pool import Timeouts
+from aioenvs.engine.adapters.base import Call
+from aioenvs.engine.config import BatchConfig
+from aioenvs.engine.pools.pool import Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError, WorkerTimeoutError
 from aioenvs.integrations.vectors.core import AsyncVector, Autoreset
 

@@ -10,7 +10,7 @@ from gymnasium.vector import VectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioenvs.integrations.vectors.infos import batch_infos
+from aioenvs.integrations.vectors.batches import batch_infos
 
 
 def batched(*values: Any) -> Any:

@@ -18,9 +18,9 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch_faces import ASYNC_TORCH_FACES, OWN_TORCH_FACES, Driver, TorchFace, over_own_torch_faces
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
-from aioenvs.batched import scope
 from aioenvs.envs import EnvBase
 from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError
+from aioenvs.faces import session as scope
 from aioenvs.specs import Bounded
 from aioenvs.testing import HeterogeneousCountingEnv, ParameterEnv, RandomEnv, StateEnv
 

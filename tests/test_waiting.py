@@ -7,7 +7,7 @@ import pytest
 from failing_envs import PausingEnv
 
 from aioenvs import AsyncParallelEnv
-from aioenvs.engine.waiting import ENOUGH_STEPS, WaitMeter, waiting_share
+from aioenvs.engine.worker.wait_meter import ENOUGH_STEPS, WaitMeter, waiting_share
 from aioenvs.errors import PerformanceWarning
 
 

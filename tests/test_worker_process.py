@@ -17,7 +17,7 @@ from processes import still_alive
 from tensordict import TensorDict
 
 from aioenvs import AsyncParallelEnv, ParallelEnv
-from aioenvs.batched.config import START_METHODS
+from aioenvs.engine.config import START_METHODS
 
 start_methods = pytest.mark.parametrize("method", START_METHODS)
 linux = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")

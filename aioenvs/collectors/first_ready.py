@@ -9,13 +9,12 @@ from collections.abc import Collection, Sequence
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from aioenvs.batched.base import AsyncEnvs
-from aioenvs.batched.requests import envs_of, index_of
-from aioenvs.collectors.trajectories import TRAJ_IDS, TrajectoryIds
-from aioenvs.collectors.ways import Act, Way, failed_envs
-from aioenvs.device import Device
+from aioenvs.collectors.strategy import TRAJ_IDS, Act, TrajectoryIds, Way, failed_envs
 from aioenvs.errors import WorkerError
-from aioenvs.step_storage import StepStorage
+from aioenvs.faces.commands import AsyncEnvs
+from aioenvs.faces.requests import envs_of, index_of
+from aioenvs.tensors.device import Device
+from aioenvs.tensors.storage import StepStorage
 
 __all__ = ["FirstReady"]
 

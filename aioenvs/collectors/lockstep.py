@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from aioenvs.collectors.trajectories import TRAJ_IDS
-from aioenvs.collectors.ways import Act, Way, failed_envs
-from aioenvs.step_storage import StepStorage
+from aioenvs.collectors.strategy import TRAJ_IDS, Act, Way, failed_envs
+from aioenvs.tensors.storage import StepStorage
 
 __all__ = ["Lockstep"]
 

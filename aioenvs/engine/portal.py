@@ -1,4 +1,4 @@
-"""Running the coroutines of an async face from synchronous code."""
+"""The way from plain calls to coroutines: driving one by hand, a private loop, a thread with a loop."""
 
 from __future__ import annotations
 
@@ -14,16 +14,64 @@ import threading
 import traceback
 import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from aioenvs.engine.driving import driven
 from aioenvs.errors import AioEnvsError, ConcurrencyError
 
-__all__ = ["PATIENCE", "Immediate", "LoopPortal", "Portal", "loop_wanted", "outside_of", "run_to_end"]
+__all__ = [
+    "PATIENCE",
+    "Immediate",
+    "LoopPortal",
+    "Portal",
+    "awaited",
+    "driven",
+    "loop_wanted",
+    "outside_of",
+    "run_to_end",
+]
+
 
 T = TypeVar("T")
+
+
+@types.coroutine
+def driven(
+    coroutine: Coroutine[Any, Any, T], context: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Generator[Any, Any, T]:
+    """Run a coroutine, also one that was begun elsewhere and so cannot be awaited.
+
+    Args:
+        coroutine: What is run.
+        context: What makes a context to run it in, of which other tasks see nothing: it is left whenever the coroutine
+            waits.
+    """
+    resume: Callable[[], Any] = functools.partial(coroutine.send, None)
+    while True:
+        try:
+            with context():
+                pending = resume()
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        try:
+            answer = yield pending
+        except GeneratorExit:
+            with context():
+                coroutine.close()
+            raise
+        except BaseException as error:
+            resume = functools.partial(coroutine.throw, error)
+        else:
+            resume = functools.partial(coroutine.send, answer)
+
+
+async def awaited(awaitable: Awaitable[T]) -> T:
+    """A coroutine that has the result of anything that can be awaited."""
+    return await awaitable
+
 
 SIGINT = int(signal.SIGINT)
 PATIENCE = 1.0  # seconds that cancelled coroutines get to end where nobody else sees to it that they do

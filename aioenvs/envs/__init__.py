@@ -12,13 +12,12 @@ if TYPE_CHECKING:
     from aioenvs.envs.base import EnvBase
     from aioenvs.envs.check import check_async_env_specs, check_env_specs
     from aioenvs.envs.creator import EnvCreator
-    from aioenvs.envs.described import Described
     from aioenvs.envs.gym import GymEnv, GymWrapper
     from aioenvs.envs.info import default_info_dict_reader
-    from aioenvs.envs.marl import MarlGroupMapType, check_marl_grouping
-    from aioenvs.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
-    from aioenvs.mdp import step_mdp
+    from aioenvs.envs.pettingzoo import MarlGroupMapType, PettingZooEnv, PettingZooWrapper, check_marl_grouping
+    from aioenvs.envs.spec_properties import Described
     from aioenvs.specs import make_composite_from_td
+    from aioenvs.tensors.step_mdp import step_mdp
 
 __all__ = [
     "Described",
@@ -38,17 +37,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Described": "aioenvs.envs.described",
+    "Described": "aioenvs.envs.spec_properties",
     "EnvBase": "aioenvs.envs.base",
     "EnvCreator": "aioenvs.envs.creator",
     "GymEnv": "aioenvs.envs.gym",
     "GymWrapper": "aioenvs.envs.gym",
-    "MarlGroupMapType": "aioenvs.envs.marl",
+    "MarlGroupMapType": "aioenvs.envs.pettingzoo",
     "PettingZooEnv": "aioenvs.envs.pettingzoo",
     "PettingZooWrapper": "aioenvs.envs.pettingzoo",
     "check_async_env_specs": "aioenvs.envs.check",
     "check_env_specs": "aioenvs.envs.check",
-    "check_marl_grouping": "aioenvs.envs.marl",
+    "check_marl_grouping": "aioenvs.envs.pettingzoo",
     "default_info_dict_reader": "aioenvs.envs.info",
     "make_composite_from_td": "aioenvs.specs",
     "step_mdp": "aioenvs.mdp",

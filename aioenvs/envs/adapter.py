@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from aioenvs.engine.adapters import CALLERS, Attribute, Call, Handling, ResetArguments, at_path
-from aioenvs.engine.copying import received
-from aioenvs.engine.layout import Arrays, Leaf
-from aioenvs.engine.metadata import (
+from aioenvs.engine.adapters.base import CALLERS, Attribute, Call, Handling, ResetArguments, at_path
+from aioenvs.engine.adapters.copying import received
+from aioenvs.engine.adapters.spaces import Objects
+from aioenvs.engine.layout import (
     IN_NEXT,
     IN_ROOT,
     INPUT,
@@ -23,16 +23,18 @@ from aioenvs.engine.metadata import (
     STATUS,
     WHERE,
     WHOLE,
+    Arrays,
     EnvMetadata,
+    Leaf,
 )
-from aioenvs.engine.spaces import Objects
-from aioenvs.engine.streams import Streams, TrialStreams, torch_generator
+from aioenvs.engine.worker.random_streams import Streams, TrialStreams, torch_generator
 from aioenvs.envs.base import EnvBase
 from aioenvs.errors import SpecMismatchError, reset_needed
-from aioenvs.mdp import flat_key, ruling_keys
 from aioenvs.specs import Composite, NonTensor, TensorSpec
-from aioenvs.storage import storage_dtype, tensor_of
-from aioenvs.trees import ABSENT, Key, Parts, Tree, copied, is_loose, nested_key, owned, plain, region_trees
+from aioenvs.tensors.done import ruling_keys
+from aioenvs.tensors.step_mdp import flat_key
+from aioenvs.tensors.storage import storage_dtype, tensor_of
+from aioenvs.tensors.trees import ABSENT, Key, Parts, Tree, copied, is_loose, nested_key, owned, plain, region_trees
 
 __all__ = ["TensorDictAdapter"]
 

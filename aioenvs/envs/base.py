@@ -11,16 +11,15 @@ from typing import Any, NoReturn, Self, TypeVar
 import torch
 from tensordict import TensorDictBase
 
-from aioenvs.engine.seeding import seed_chain
+from aioenvs.engine.worker.random_streams import seed_chain
 from aioenvs.envs.check import check_env_specs
 from aioenvs.envs.spec_index import INPUTS, OUTPUTS
-from aioenvs.envs.transitions import Transitions
+from aioenvs.envs.stepping import Transitions
 from aioenvs.errors import ClosedError, shown
-from aioenvs.keywords import hints_at_keywords
-from aioenvs.peers import hint_at
-from aioenvs.rollout import RolloutOptions, Steps, drive, rollout
+from aioenvs.hints import hint_at, hints_at_keywords
 from aioenvs.specs import Composite
 from aioenvs.specs.base import as_device
+from aioenvs.tensors.rollout import RolloutOptions, Steps, drive, rollout
 
 __all__ = ["EnvBase"]
 
@@ -249,7 +248,7 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
 
         Args:
             max_steps: The most steps to take.
-            policy: Fills in the actions; None for random ones. See `aioenvs.policies.as_policy`.
+            policy: Fills in the actions; None for random ones. See `aioenvs.tensors.rollout.as_policy`.
             callback: Is called with the env and each step's TensorDict.
             auto_reset: Reset first; else the rollout begins with `tensordict`.
             auto_cast_to_device: Bring the data to the policy's device, and the actions back.
@@ -291,7 +290,7 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
             static_seed: Return the same seed.
 
         Returns:
-            The seed for another env: the next one in the chain of `aioenvs.engine.seeding`.
+            The seed for another env: the next one in the chain of `aioenvs.engine.worker.random_streams`.
         """
         seeds, following = seed_chain(seed, 1, static=static_seed)
         self._set_seed(seeds[0])

@@ -11,9 +11,9 @@ from tensordict import NonTensorStack, TensorDictBase
 
 from aioenvs.envs.spec_index import by_depth
 from aioenvs.errors import SpecMismatchError, shown
-from aioenvs.keywords import hints_at_keywords
-from aioenvs.mdp import NestedKey, flat_key
+from aioenvs.hints import hints_at_keywords
 from aioenvs.specs import Composite, NonTensor, StackedComposite
+from aioenvs.tensors.step_mdp import NestedKey, flat_key
 
 __all__ = ["check_async_env_specs", "check_env_specs"]
 

@@ -12,14 +12,13 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase, is_non_tensor
 
-from aioenvs.engine.infos import MAX_DEPTH, endless_info
-from aioenvs.engine.layout import Key
-from aioenvs.engine.metadata import find_collision
-from aioenvs.envs.spec_setters import SettableSpecs
+from aioenvs.engine.adapters.gymnasium import MAX_DEPTH, endless_info
+from aioenvs.engine.layout import Key, find_collision
+from aioenvs.envs.spec_properties import SettableSpecs
 from aioenvs.errors import SpecMismatchError, shown
-from aioenvs.mdp import NestedKey, flat_key
-from aioenvs.spaces import encoded
 from aioenvs.specs import Composite, NonTensor, TensorSpec, Unbounded
+from aioenvs.specs.from_spaces import encoded
+from aioenvs.tensors.step_mdp import NestedKey, flat_key
 
 __all__ = ["BaseInfoDictReader", "Info", "InfoReader", "ReadsInfo", "default_info_dict_reader"]
 

@@ -15,17 +15,15 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from aioenvs.batched.config import BatchConfig
-from aioenvs.engine.adapters import Call
-from aioenvs.engine.pool import Timeouts
-from aioenvs.engine.seeding import integer_seed
+from aioenvs.engine.adapters.base import Call
+from aioenvs.engine.config import BatchConfig
+from aioenvs.engine.pools.pool import Timeouts
+from aioenvs.engine.worker.random_streams import integer_seed
 from aioenvs.errors import ClosedError, ConcurrencyError, shown
+from aioenvs.hints import hints_at_keywords, lacking
 from aioenvs.integrations import explained
-from aioenvs.integrations.vectors.blocking import Vector, one_each
-from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps
+from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps, Vector, one_each
 from aioenvs.integrations.vectors.inside import assign, is_wrapped
-from aioenvs.keywords import hints_at_keywords
-from aioenvs.peers import lacking
 
 try:
     import gymnasium

@@ -6,15 +6,13 @@ a `TensorDict`, and `torch.stack` of specs describes a batch of them.
 
 from __future__ import annotations
 
-from .base import TensorSpec
-from .composite import Composite
-from .discrete import Binary, Categorical, MultiCategorical
-from .inference import make_composite_from_td
-from .interval import Bounded
-from .nontensor import NonTensor
-from .onehot import MultiOneHot, OneHot
-from .stacked import Stacked, StackedComposite
-from .unbounded import BoundedContinuous, Unbounded, UnboundedContinuous, UnboundedDiscrete
+from aioenvs.specs.base import TensorSpec
+from aioenvs.specs.composite import Composite
+from aioenvs.specs.discrete import Binary, Categorical, MultiCategorical
+from aioenvs.specs.interval import Bounded, BoundedContinuous, Unbounded, UnboundedContinuous, UnboundedDiscrete
+from aioenvs.specs.nontensor import NonTensor, make_composite_from_td
+from aioenvs.specs.onehot import MultiOneHot, OneHot
+from aioenvs.specs.stacked import Stacked, StackedComposite
 
 __all__ = [
     "Binary",

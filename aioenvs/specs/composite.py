@@ -11,12 +11,10 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensorclass
 
 from aioenvs.errors import shown
-
-from .base import DeviceLike, Lead, Rearrange, TensorSpec, as_device
-from .classes import dressed, is_structure, like, opened, same_class
-from .leaf import key_prefix
-from .mapping import NestedKey, SpecMapping, as_path
-from .shapes import as_shape, concrete
+from aioenvs.specs.base import DeviceLike, Lead, Rearrange, TensorSpec, as_device, as_shape, concrete
+from aioenvs.specs.leaf import key_prefix
+from aioenvs.specs.mapping import NestedKey, SpecMapping, as_path
+from aioenvs.specs.tensorclasses import dressed, is_structure, like, opened, same_class
 
 MISSING = object()
 

@@ -9,12 +9,9 @@ from typing import Any
 import torch
 
 from aioenvs.errors import shown
-
-from .base import DeviceLike
-from .leaf import dtype_or_device_first, integers
-from .masks import MaskedSpec, as_mask
-from .onehot import MultiOneHot, OneHot
-from .shapes import as_shape, broadcasts, concrete, joint_shape
+from aioenvs.specs.base import DeviceLike, as_shape, broadcasts, concrete, joint_shape
+from aioenvs.specs.leaf import dtype_or_device_first, integers
+from aioenvs.specs.onehot import MaskedSpec, MultiOneHot, OneHot, as_mask
 
 
 class Categorical(MaskedSpec):

@@ -12,10 +12,8 @@ import numpy as np
 import torch
 
 from aioenvs.errors import shown
-from aioenvs.keywords import hints_at_keywords
-
-from .base import DeviceLike, Lead, Rearrange, TensorSpec, as_device
-from .shapes import as_shape, concrete, ends_with
+from aioenvs.hints import hints_at_keywords
+from aioenvs.specs.base import DeviceLike, Lead, Rearrange, TensorSpec, as_device, as_shape, concrete, ends_with
 
 CPU = torch.device("cpu")
 P = ParamSpec("P")

@@ -9,8 +9,7 @@ from typing import Any, Self
 import torch
 
 from aioenvs.errors import shown
-
-from .base import TensorSpec
+from aioenvs.specs.base import TensorSpec
 
 NestedKey = str | tuple[str, ...]
 IsLeaf = Callable[[type], bool]

@@ -1,4 +1,4 @@
-"""The spec of data that is no tensor: text, ragged arrays, any Python object."""
+"""The spec of data that is no tensor (text, ragged arrays, any object), and of all that a TensorDict holds."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, is_non_tensor, lazy_stack
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+    lazy_stack,
+)
 
 from aioenvs.errors import shown
-from aioenvs.keywords import hints_at_keywords
-
-from .base import DeviceLike, Lead
-from .leaf import LeafSpec, key_prefix, open_shape
-from .shapes import ends_with
+from aioenvs.hints import hints_at_keywords
+from aioenvs.specs.base import DeviceLike, Lead, TensorSpec, ends_with
+from aioenvs.specs.composite import Composite
+from aioenvs.specs.interval import Unbounded
+from aioenvs.specs.leaf import LeafSpec, key_prefix, open_shape
+from aioenvs.specs.stacked import stack_specs
+from aioenvs.specs.tensorclasses import is_structure, like, opened
 
 
 class NonTensor(LeafSpec):
@@ -116,3 +125,64 @@ class NonTensor(LeafSpec):
     def to(self, dest: DeviceLike | torch.dtype | None) -> Self:
         """Return the spec on another device; a dtype changes nothing."""
         return self.clone() if isinstance(dest, torch.dtype) else super().to(dest)
+
+
+def make_composite_from_td(
+    data: TensorDictBase, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False
+) -> Composite:
+    """Return the spec of a TensorDict, with unbounded entries.
+
+    A lazy stack whose parts have different keys or shapes gives a `StackedComposite`. Names of dims are kept, and so
+    are tensorclasses.
+
+    Args:
+        data: the TensorDict.
+        unsqueeze_null_shapes: whether entries without dims get the shape (1,).
+        dynamic_shape: whether the size of the last dim of each entry may vary, where it is no batch dim.
+
+    Raises:
+        TypeError: something else than a TensorDict.
+
+    >>> import torch
+    >>> from tensordict import TensorDict
+    >>> from aioenvs.specs import make_composite_from_td
+    >>> make_composite_from_td(TensorDict(reward=torch.zeros(()), steps=torch.zeros(3, dtype=torch.int64)))
+    Composite(
+        'reward': Unbounded(shape=(1,), dtype=float32, device=cpu),
+        'steps': Unbounded(shape=(3,), dtype=int64, device=cpu),
+    shape=(), device=None)
+    """
+    if not is_tensor_collection(data):
+        raise TypeError(f"expected a TensorDict, found {shown(data)}")
+    options = {"unsqueeze_null_shapes": unsqueeze_null_shapes, "dynamic_shape": dynamic_shape}
+    inner = opened(data)
+    if isinstance(inner, LazyStackedTensorDict):
+        options["unsqueeze_null_shapes"] = False  # each entry has the stack's dim
+        parts = [make_composite_from_td(like(data, part), **options) for part in inner.tensordicts]
+        stacked: Composite = stack_specs(parts, inner.stack_dim)
+        return stacked
+    entries = {key: _entry(data, entry, options) for key, entry in inner.items()}
+    data_cls = type(data) if is_structure(data) else None
+    return Composite(entries, shape=data.batch_size, device=data.device, data_cls=data_cls, names=_names(data))
+
+
+def _names(data: TensorDictBase) -> list[str | None] | None:
+    names = list(data.names)
+    return None if all(name is None for name in names) else names
+
+
+def _entry(data: TensorDictBase, entry: Any, options: dict[str, bool]) -> TensorSpec:
+    if is_non_tensor(entry):
+        example = entry
+        while not hasattr(example, "data") or hasattr(example, "tensordicts"):
+            example = example.tensordicts[0]
+        features = entry.ndim - data.ndim
+        return NonTensor(entry.batch_size, entry.device, example_data=example.data, feature_dims=features)
+    if is_tensor_collection(entry):
+        return make_composite_from_td(entry, **options)
+    shape = entry.shape
+    if len(shape) > data.ndim and options["dynamic_shape"]:
+        shape = torch.Size([*shape[:-1], -1])
+    elif not shape and options["unsqueeze_null_shapes"]:
+        shape = torch.Size([1])
+    return Unbounded(shape, entry.device, entry.dtype)

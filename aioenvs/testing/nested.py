@@ -10,8 +10,7 @@ from tensordict import TensorDict, TensorDictBase, lazy_stack
 
 from aioenvs.envs import EnvBase
 from aioenvs.specs import Bounded, Categorical, Composite, Unbounded
-
-from .counting import done_leaves, end_of_episode, restarted
+from aioenvs.testing.counting import done_leaves, end_of_episode, restarted
 
 __all__ = ["HeterogeneousCountingEnv", "MultiKeyCountingEnv", "NestedCountingEnv"]
 

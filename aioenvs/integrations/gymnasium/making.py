@@ -12,9 +12,9 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from aioenvs.errors import AioEnvsError, shown
+from aioenvs.hints import OWN, hints_at_keywords, keywords_of, passed_on
 from aioenvs.integrations.gymnasium.env import AioVectorEnv
 from aioenvs.integrations.vectors.inside import make_wrapped
-from aioenvs.keywords import OWN, hints_at_keywords, keywords_of, passed_on
 from aioenvs.registry import find_spec
 
 __all__ = ["make_vec", "register", "vector_spec"]

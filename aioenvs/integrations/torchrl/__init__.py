@@ -10,8 +10,7 @@ from __future__ import annotations
 from aioenvs.integrations import explained
 
 try:
-    from aioenvs.integrations.torchrl.aio import AsyncParallelEnv, AsyncSerialEnv
-    from aioenvs.integrations.torchrl.faces import ParallelEnv, SerialEnv
+    from aioenvs.integrations.torchrl.envs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
     from aioenvs.integrations.torchrl.specs import from_torchrl, to_torchrl
 except ModuleNotFoundError as error:
     raise explained(error, "torchrl") from error

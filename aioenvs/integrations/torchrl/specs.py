@@ -17,9 +17,8 @@ from torchrl.data.tensor_specs import BoundedDiscrete
 
 from aioenvs import specs as own
 from aioenvs.errors import shown
-from aioenvs.specs.base import DeviceLike, Lead, Rearrange
+from aioenvs.specs.base import DeviceLike, Lead, Rearrange, concrete
 from aioenvs.specs.leaf import LeafSpec, key_prefix
-from aioenvs.specs.shapes import concrete
 
 __all__ = ["Foreign", "from_torchrl", "to_torchrl"]
 

@@ -15,17 +15,17 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl.envs.gym_like import GymLikeEnv
 from torchrl.envs.transforms import Compose, TensorDictPrimer, Transform
 
-from aioenvs.engine.adapters import Call, Handling, ResetArguments
-from aioenvs.engine.copying import received
-from aioenvs.engine.gym_adapter import GymAdapter
-from aioenvs.engine.metadata import INPUT, NEXT, ROOT, EnvMetadata
+from aioenvs.engine.adapters.base import Call, Handling, ResetArguments
+from aioenvs.engine.adapters.copying import received
+from aioenvs.engine.adapters.gymnasium import GymAdapter
+from aioenvs.engine.layout import INPUT, NEXT, ROOT, EnvMetadata
 from aioenvs.envs.adapter import TensorDictAdapter
-from aioenvs.envs.through import NO_NAMES, Converter, SeenThrough, has_values_of
+from aioenvs.envs.unwrapping import NO_NAMES, Converter, SeenThrough, has_values_of
 from aioenvs.errors import shown
 from aioenvs.integrations.torchrl.specs import from_torchrl
 from aioenvs.specs import Composite, OneHot, TensorSpec
-from aioenvs.storage import tensor_of
-from aioenvs.trees import Key
+from aioenvs.tensors.storage import tensor_of
+from aioenvs.tensors.trees import Key
 
 __all__ = ["Native", "TorchRLAdapter", "TorchRLGymAdapter", "adapted", "can_see_through"]
 

@@ -44,7 +44,11 @@ PEERS = {
     for peer in (
         Peer("floor", "floor", "numpy", "numpy", ("uvloop",)),
         Peer(
-            "aioenvs", "aioenvs_faces", "aioenvs", "aioenvs", ("aioenvs.batched.aio", "aioenvs.batched.sync", "uvloop")
+            "aioenvs",
+            "aioenvs_faces",
+            "aioenvs",
+            "aioenvs",
+            ("aioenvs.faces.async_envs", "aioenvs.faces.sync_envs", "uvloop"),
         ),
         Peer("layers", "aioenvs_layers", "aioenvs", "aioenvs"),
         Peer("gymnasium", "gymnasium_vector", "gymnasium", "gymnasium"),

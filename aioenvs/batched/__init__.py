@@ -1,1 +1,0 @@
-"""The faces over many envs: coroutines first, and their synchronous twins."""

@@ -1,0 +1,1 @@
+"""The commands of `aioenvs`: run and bench."""

@@ -1,0 +1,1 @@
+"""Pools of hosts: who runs the envs, in processes, threads, this thread or a Ray cluster."""

@@ -1,0 +1,528 @@
+"""The specs of a single env: the properties that follow from them, and their setters."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, Self, TypeVar, cast
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase
+
+from aioenvs.envs.spec_index import INPUTS, OUTPUTS, SpecIndex, draw_allowed
+from aioenvs.errors import shown
+from aioenvs.specs import Categorical, Composite, StackedComposite, TensorSpec
+from aioenvs.tensors.done import any_done
+from aioenvs.tensors.step_mdp import NestedKey
+
+__all__ = ["Described", "SettableSpecs"]
+
+
+class Described(ABC):
+    """Specs and keys of an env, single or batched, sync or async.
+
+    A subclass says what `output_spec`, `input_spec`, `batch_size` and `device` are; the rest follows from them.
+    All specs have `batch_size` as leading shape. `action_spec` and `reward_spec` are the leaf where it is the only
+    one and has the default name, else the Composite; the `full_*` specs are always Composites. Lists of keys are
+    sorted by depth, then name; a key at the root is a str, a nested one a tuple.
+
+    >>> from aioenvs.specs import Bounded, Categorical, Composite
+    >>> class Walker(Described):
+    ...     output_spec = Composite(full_observation_spec=Composite(legs=Bounded(-1, 1, shape=(2,))))
+    ...     input_spec = Composite(full_action_spec=Composite(action=Categorical(3)))
+    ...     batch_size, device = torch.Size([]), None
+    >>> walker = Walker()
+    >>> walker.observation_keys, walker.action_key, walker.action_spec.n, walker.state_keys
+    (['legs'], 'action', 3, [])
+    """
+
+    @property
+    def batch_locked(self) -> bool:
+        """Whether TensorDicts must have the env's own batch size; else any will do, if `batch_size` is empty."""
+        return True
+
+    @property
+    @abstractmethod
+    def output_spec(self) -> Composite:
+        """`full_observation_spec`, `full_reward_spec` and `full_done_spec`."""
+
+    @property
+    @abstractmethod
+    def input_spec(self) -> Composite:
+        """`full_action_spec` and `full_state_spec`."""
+
+    @property
+    @abstractmethod
+    def batch_size(self) -> torch.Size:
+        """The leading shape of all specs, and the batch size of all TensorDicts."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device | None:
+        """Where results go; None if there is no single device."""
+
+    @property
+    def _index(self) -> SpecIndex:
+        """What follows from the specs. Kept as long as they are the same, locked objects."""
+        output_spec, input_spec = self.output_spec, self.input_spec
+        index: SpecIndex | None = self.__dict__.get("_known_index")
+        if index is not None and index.output_spec is output_spec and index.input_spec is input_spec:
+            if output_spec.is_locked and input_spec.is_locked:
+                return index
+            del self.__dict__["_known_index"]
+        index = SpecIndex(output_spec, input_spec)
+        if output_spec.is_locked and input_spec.is_locked:
+            self.__dict__["_known_index"] = index
+        return index
+
+    @property
+    def specs(self) -> Composite:
+        """`output_spec` and `input_spec` in one Composite."""
+        return Composite(output_spec=self.output_spec, input_spec=self.input_spec, shape=self.batch_size)
+
+    @property
+    def observation_spec(self) -> Composite:
+        """The observations."""
+        return self._index.full("observation")
+
+    @property
+    def full_observation_spec(self) -> Composite:
+        """The observations."""
+        return self._index.full("observation")
+
+    @property
+    def action_spec(self) -> TensorSpec:
+        """The action: the leaf if it is the only one and is called "action", else the Composite."""
+        return self._index.leaf("action")
+
+    @property
+    def full_action_spec(self) -> Composite:
+        """The actions."""
+        return self._index.full("action")
+
+    @property
+    def reward_spec(self) -> TensorSpec:
+        """The reward: the leaf if it is the only one and is called "reward", else the Composite."""
+        return self._index.leaf("reward")
+
+    @property
+    def full_reward_spec(self) -> Composite:
+        """The rewards."""
+        return self._index.full("reward")
+
+    @property
+    def done_spec(self) -> Composite:
+        """The done flags: `done`, `terminated`, and what else there is."""
+        return self._index.full("done")
+
+    @property
+    def full_done_spec(self) -> Composite:
+        """The done flags: `done`, `terminated`, and what else there is."""
+        return self._index.full("done")
+
+    @property
+    def state_spec(self) -> Composite:
+        """The inputs that are no actions."""
+        return self._index.full("state")
+
+    @property
+    def full_state_spec(self) -> Composite:
+        """The inputs that are no actions."""
+        return self._index.full("state")
+
+    @property
+    def observation_keys(self) -> list[NestedKey]:
+        """Keys of the observations."""
+        return list(self._index.keys("observation"))
+
+    @property
+    def action_keys(self) -> list[NestedKey]:
+        """Keys of the actions."""
+        return list(self._index.keys("action"))
+
+    @property
+    def reward_keys(self) -> list[NestedKey]:
+        """Keys of the rewards."""
+        return list(self._index.keys("reward"))
+
+    @property
+    def done_keys(self) -> list[NestedKey]:
+        """Keys of the done flags."""
+        return list(self._index.keys("done"))
+
+    @property
+    def state_keys(self) -> list[NestedKey]:
+        """Keys of the inputs that are no actions."""
+        return list(self._index.keys("state"))
+
+    @property
+    def reset_keys(self) -> list[NestedKey]:
+        """Keys of the masks that a partial reset reads, one beside each done."""
+        return list(self._index.reset_keys)
+
+    @property
+    def done_keys_groups(self) -> list[list[NestedKey]]:
+        """The done keys that belong to each of `reset_keys`."""
+        return [list(group) for group in self._index.done_keys_groups]
+
+    def every_key(self, kind: str) -> list[NestedKey]:
+        """Keys of a kind ("observation", "reward", "done", "action" or "state") that any env of a batch has.
+
+        They are more than those in `done_keys` and so on where envs differ, since all have those.
+        """
+        return list(self._index.every_key(kind))
+
+    @property
+    def action_key(self) -> NestedKey:
+        """The only action key; KeyError if there is another number of them."""
+        return self._only("action", self._index.keys("action"))
+
+    @property
+    def reward_key(self) -> NestedKey:
+        """The only reward key; KeyError if there is another number of them."""
+        return self._only("reward", self._index.keys("reward"))
+
+    @property
+    def done_key(self) -> NestedKey:
+        """The only key called "done", at any depth; KeyError if there is another number of them."""
+        return self._only("done", [key for key in self._index.keys("done") if key == "done" or key[-1] == "done"])
+
+    @property
+    def reset_key(self) -> NestedKey:
+        """The only mask's key; KeyError if there is another number of them."""
+        return self._only("reset", self._index.reset_keys)
+
+    @staticmethod
+    def _only(kind: str, keys: list[NestedKey]) -> NestedKey:
+        if len(keys) != 1:
+            raise KeyError(f"expected one {kind} key, found {keys!r}; use {kind}_keys")
+        return keys[0]
+
+    @property
+    def shape(self) -> torch.Size:
+        """The same as `batch_size`."""
+        return self.batch_size
+
+    @property
+    def batch_dims(self) -> int:
+        """The number of batch dims."""
+        return len(self.batch_size)
+
+    @property
+    def ndim(self) -> int:
+        """The number of batch dims."""
+        return len(self.batch_size)
+
+    def ndimension(self) -> int:
+        """The number of batch dims."""
+        return len(self.batch_size)
+
+    def numel(self) -> int:
+        """The number of elements of a batch; 1 for an empty batch size."""
+        return math.prod(self.batch_size)
+
+    def _check_batch_size(self, tensordict: TensorDictBase) -> None:
+        size = tensordict.batch_size
+        if size != self.batch_size and (self.batch_locked or self.batch_size):
+            raise RuntimeError(
+                f"Expected a tensordict with shape==env.batch_size, got {tuple(size)} and {tuple(self.batch_size)}"
+            )
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Fill in random actions, drawn from torch's generator.
+
+        Where an observation beside an action is an `action_mask`, of a flag for each of its choices, the action is
+        among those that it allows; it does not count where it allows none.
+
+        Args:
+            tensordict: Where to put them, of shape `batch_size`, or of any where the env has no batch size and is
+                not `batch_locked`; None for a new TensorDict.
+
+        Returns:
+            The same TensorDict, with a value for every action key.
+
+        Raises:
+            RuntimeError: If the TensorDict has another batch size.
+        """
+        spec = self._index.full("action")
+        if tensordict is None:
+            drawn: TensorDictBase = spec.rand()
+            return drawn
+        self._check_batch_size(tensordict)
+        size = tensordict.batch_size
+        lead = size[: len(size) - spec.ndim]
+        tensordict.update(spec.rand(lead))
+        for key, mask_key in self._index.masked_actions.items():
+            mask = tensordict.get(mask_key, None)
+            if mask is not None:
+                tensordict.set(key, draw_allowed(spec[key], mask, lead))
+        return tensordict
+
+    def fake_tensordict(self) -> TensorDictBase:
+        """What a step returns, with zeros in it, or the nearest values that the specs allow.
+
+        Returns:
+            TensorDict of shape `batch_size` with observations, states, done flags and actions, and under `next`
+            observations, rewards and done flags.
+        """
+        index = self._index
+        outputs = [index.full(kind) for kind in ("observation", "done")]
+        fake = _zeros([*outputs, *(index.full(kind) for kind in INPUTS)])
+        fake.set("next", _zeros([*outputs, index.full("reward")]))
+        return fake if self.device is None else fake.to(self.device)
+
+    def any_done(self, tensordict: TensorDictBase) -> bool:
+        """Whether an episode is over anywhere, by the root rule: a done at the root hides the nested ones.
+
+        Args:
+            tensordict: With the done flags at its root, such as what is under a step's `next`.
+        """
+        return any_done(tensordict, self._index.every_key("done"))
+
+
+def _zeros(specs: Sequence[Composite]) -> TensorDictBase:
+    """Zeros of what all of them have, or the nearest values that are in a spec; of two entries the first counts."""
+    stacked = next((spec for spec in specs if isinstance(spec, StackedComposite)), None)
+    if stacked is not None:
+        members = zip(*(spec.unbind(stacked.stack_dim) for spec in specs), strict=True)
+        return LazyStackedTensorDict(*map(_zeros, members), stack_dim=stacked.stack_dim)
+    entries: dict[str, list[TensorSpec]] = {}
+    for name, spec in (item for composite in specs for item in composite.items() if item[1] is not None):
+        entries.setdefault(name, []).append(spec)
+    zeros: TensorDictBase = specs[0].empty().zero()
+    for name, found in entries.items():
+        composites = [spec for spec in found if isinstance(spec, Composite)]
+        zeros.set(name, _zeros(composites) if composites else _zero(found[0]))
+    return zeros
+
+
+def _zero(spec: TensorSpec) -> Any:
+    zero = spec.zero()
+    return zero if spec.is_in(zero) else spec.project(zero)
+
+
+S = TypeVar("S", bound=TensorSpec)
+PARTS = {"_output_spec": OUTPUTS, "_input_spec": INPUTS}
+
+
+class _Settable(Generic[S]):
+    """A spec of one kind that can be read and set."""
+
+    def __init__(self, kind: str, *, full: bool = True, unbatched: bool = False) -> None:
+        self._kind = kind
+        self._full = full
+        self._unbatched = unbatched
+        what = "a Composite" if full else "the leaf if it is the only one and has the default name, else the Composite"
+        self.__doc__ = f"The {kind} spec, {what}{', without the batch dims' if unbatched else ''}; can be set."
+
+    def __get__(self, env: SettableSpecs | None, owner: type | None = None) -> S:
+        if env is None:
+            return cast(S, self)
+        spec: Any = env._index.full(self._kind) if self._full else env._index.leaf(self._kind)
+        return cast(S, env._without_batch(spec) if self._unbatched else spec)
+
+    def __set__(self, env: SettableSpecs, spec: Any) -> None:
+        if self._unbatched and isinstance(spec, TensorSpec):
+            spec = spec.expand(*env.batch_size, *spec.shape)
+        env._set_spec(self._kind, spec)
+
+
+class SettableSpecs(Described):
+    """Specs that can be set while they are locked, but not be changed behind the env's back."""
+
+    observation_spec = _Settable[Composite]("observation")
+    full_observation_spec = _Settable[Composite]("observation")
+    action_spec = _Settable[TensorSpec]("action", full=False)
+    full_action_spec = _Settable[Composite]("action")
+    reward_spec = _Settable[TensorSpec]("reward", full=False)
+    full_reward_spec = _Settable[Composite]("reward")
+    done_spec = _Settable[Composite]("done")
+    full_done_spec = _Settable[Composite]("done")
+    state_spec = _Settable[Composite]("state")
+    full_state_spec = _Settable[Composite]("state")
+
+    observation_spec_unbatched = _Settable[Composite]("observation", unbatched=True)
+    full_observation_spec_unbatched = _Settable[Composite]("observation", unbatched=True)
+    action_spec_unbatched = _Settable[TensorSpec]("action", full=False, unbatched=True)
+    full_action_spec_unbatched = _Settable[Composite]("action", unbatched=True)
+    reward_spec_unbatched = _Settable[TensorSpec]("reward", full=False, unbatched=True)
+    full_reward_spec_unbatched = _Settable[Composite]("reward", unbatched=True)
+    done_spec_unbatched = _Settable[Composite]("done", unbatched=True)
+    full_done_spec_unbatched = _Settable[Composite]("done", unbatched=True)
+    state_spec_unbatched = _Settable[Composite]("state", unbatched=True)
+    full_state_spec_unbatched = _Settable[Composite]("state", unbatched=True)
+
+    @property
+    def output_spec(self) -> Composite:
+        """`full_observation_spec`, `full_reward_spec` and `full_done_spec`."""
+        spec: Composite = self.__dict__["_output_spec"]
+        return spec
+
+    @output_spec.setter
+    def output_spec(self, spec: Composite) -> None:
+        self._set_parts("_output_spec", spec)
+
+    @property
+    def input_spec(self) -> Composite:
+        """`full_action_spec` and `full_state_spec`."""
+        spec: Composite = self.__dict__["_input_spec"]
+        return spec
+
+    @input_spec.setter
+    def input_spec(self, spec: Composite) -> None:
+        self._set_parts("_input_spec", spec)
+
+    @property
+    def output_spec_unbatched(self) -> Composite:
+        """`output_spec` without the batch dims; can be set."""
+        return cast(Composite, self._without_batch(self.output_spec))
+
+    @output_spec_unbatched.setter
+    def output_spec_unbatched(self, spec: Composite) -> None:
+        self.output_spec = spec.expand(*self.batch_size, *spec.shape)
+
+    @property
+    def input_spec_unbatched(self) -> Composite:
+        """`input_spec` without the batch dims; can be set."""
+        return cast(Composite, self._without_batch(self.input_spec))
+
+    @input_spec_unbatched.setter
+    def input_spec_unbatched(self, spec: Composite) -> None:
+        self.input_spec = spec.expand(*self.batch_size, *spec.shape)
+
+    @property
+    def is_spec_locked(self) -> bool:
+        """Whether the specs can be changed by setting them as a whole only; can be set, as by `set_spec_lock_`."""
+        locked: bool = self.__dict__.get("_is_spec_locked", False)
+        return locked
+
+    @is_spec_locked.setter
+    def is_spec_locked(self, locked: bool) -> None:
+        self.set_spec_lock_(locked)
+
+    def set_spec_lock_(self, mode: bool = True) -> Self:
+        """Lock the specs, or unlock them; returns the env.
+
+        Args:
+            mode: Whether they shall be locked.
+        """
+        self.__dict__.pop("_known_index", None)
+        for name in PARTS:
+            spec: Composite = self.__dict__[name]
+            spec.lock_() if mode else spec.unlock_()
+        self.__dict__["_is_spec_locked"] = mode
+        return self
+
+    def add_truncated_keys(self) -> Self:
+        """Declare `truncated` beside each `done`; returns the env."""
+        spec = self._index.full("done").clone()
+        for key in self._index.keys("done"):
+            name, other = (key, "truncated") if isinstance(key, str) else (key[-1], (*key[:-1], "truncated"))
+            if name == "done" and other not in spec:
+                spec[other] = spec[key].clone()
+        self._set_spec("done", spec)
+        return self
+
+    @contextmanager
+    def _unlocked(self) -> Iterator[None]:
+        locked = self.is_spec_locked
+        self.set_spec_lock_(False)
+        try:
+            yield
+        finally:
+            self.set_spec_lock_(locked)
+
+    def _without_batch(self, spec: TensorSpec) -> TensorSpec:
+        one: TensorSpec = spec[(0,) * self.batch_dims] if self.batch_dims else spec
+        return one
+
+    def _set_parts(self, name: str, spec: Composite) -> None:
+        if not isinstance(spec, Composite):
+            raise TypeError(f"expected a Composite for {name[1:]}, found {shown(spec)}")
+        known = [f"full_{kind}_spec" for kind in PARTS[name]]
+        if unknown := [key for key in spec if key not in known]:
+            raise ValueError(f"expected {known!r} in {name[1:]}, found also {shown(unknown)}")
+        for kind in PARTS[name]:
+            if (part := spec.get(f"full_{kind}_spec")) is not None:
+                self._set_spec(kind, part)
+
+    def _set_spec(self, kind: str, spec: TensorSpec | Mapping[Any, Any] | None) -> None:
+        full = self._as_full(kind, spec)
+        parent: Composite = self.__dict__["_output_spec" if kind in OUTPUTS else "_input_spec"]
+        name, before = f"full_{kind}_spec", parent.get(f"full_{kind}_spec")
+        if parent.device is not None:
+            full = full.to(parent.device)
+        with self._unlocked():
+            parent[name] = complete_done_spec(full) if kind == "done" else full
+            if self.__dict__.get("_is_set_up"):
+                try:
+                    self._check_collisions()
+                except RuntimeError:
+                    parent[name] = before
+                    raise
+
+    def _as_full(self, kind: str, spec: Any) -> Composite:
+        """A spec as the env keeps it: a Composite of its own, with the batch size."""
+        batch_size = self.batch_size
+        if spec is None and kind == "state":
+            return Composite(shape=batch_size)
+        if isinstance(spec, Mapping):
+            spec = Composite(spec, shape=batch_size)
+        if not isinstance(spec, TensorSpec) or (kind == "state" and not isinstance(spec, Composite)):
+            wanted, found = "a Composite" if kind == "state" else "a spec", type(spec)
+            raise TypeError(
+                f"expected {wanted} of aioenvs.specs as {kind}_spec, found {shown(spec)[:60]} "
+                f"({found.__module__}.{found.__qualname__}); import specs from aioenvs.specs"
+            )
+        if spec.shape[: len(batch_size)] != batch_size:
+            raise ValueError(
+                f"expected a {kind}_spec whose shape starts with the env's batch size {tuple(batch_size)}, found "
+                f"{tuple(spec.shape)}; set {kind}_spec_unbatched for a spec without batch dims"
+            )
+        full = spec.clone() if isinstance(spec, Composite) else Composite({kind: spec.clone()}, shape=batch_size)
+        if kind in ("reward", "done"):
+            for key, leaf in full.items(include_nested=True, leaves_only=True):
+                if leaf is not None and not leaf.ndim:
+                    raise RuntimeError(f"expected at least one dim for {key!r} in {kind}_spec, such as (1,), found ()")
+        return full
+
+    def _check_collisions(self) -> None:
+        for kinds in PARTS.values():
+            owners: dict[Any, str] = {}
+            for kind in kinds:
+                for key in self._index.keys(kind):
+                    if key in owners:
+                        raise RuntimeError(
+                            f"the key {key!r} collides: it is in {owners[key]}_spec and in {kind}_spec; rename one"
+                        )
+                    owners[key] = kind
+        flags = self._index.keys("done")
+        for key in self._index.keys("action"):
+            if key in flags:
+                raise RuntimeError(
+                    f"the key {key!r} collides: it is in action_spec and in done_spec; rename the action"
+                )
+
+
+def complete_done_spec(spec: Composite) -> Composite:
+    """Give each done node `done` and `terminated`, like the one it has; an empty one gets both.
+
+    Raises:
+        ValueError: If flags of one node differ in their shape.
+    """
+    leaves = {name: leaf for name, leaf in spec.items() if not isinstance(leaf, Composite)}
+    if len({leaf.shape for leaf in leaves.values()}) > 1:
+        shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+        raise ValueError(f"expected done flags of one shape beside each other, found {shapes!r}")
+    for name, other in (("done", "terminated"), ("terminated", "done")):
+        if name not in leaves and other in leaves:
+            spec[name] = leaves[other].clone()
+    for name in list(spec):
+        if isinstance(inner := spec[name], Composite):
+            spec[name] = complete_done_spec(inner)
+    if spec.is_empty():
+        for name in ("done", "terminated"):
+            spec[name] = Categorical(2, (*spec.shape, 1), device=spec.device, dtype=torch.bool)
+    return spec

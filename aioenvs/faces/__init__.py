@@ -1,0 +1,1 @@
+"""The faces over many envs: coroutines, and their synchronous twins."""

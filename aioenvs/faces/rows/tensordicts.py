@@ -1,0 +1,422 @@
+"""TensorDicts made of the rows of envs: dense ones, and lazy stacks where values cannot be stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+
+from aioenvs.engine.adapters.base import ResetArguments
+from aioenvs.engine.adapters.spaces import Objects
+from aioenvs.engine.layout import NEXT, ROOT
+from aioenvs.engine.worker.env_host import Outcome
+from aioenvs.envs.spec_index import SpecIndex
+from aioenvs.faces.batch_specs import EnvSpecs
+from aioenvs.faces.rows.exchange import Exchange, Rows, Values
+from aioenvs.faces.rows.inputs import Inputs
+from aioenvs.faces.rows.reader import placed
+from aioenvs.specs import NonTensor
+from aioenvs.tensors.step_mdp import CONTROL, Entries, filled, flat_key, next_root, overlaid
+from aioenvs.tensors.transfer import Transfer
+from aioenvs.tensors.trees import Key, Tree, copied, nested_key, non_tensor, objects_of, plain
+
+__all__ = ["DenseResults", "LazyExchange", "LazyResults", "Results"]
+
+
+PLAIN = frozenset((torch.Tensor,))
+
+
+class Results(Protocol):
+    """Assembles the TensorDicts that `reset`, `step` and `step_and_maybe_reset` return."""
+
+    def after_reset(self, td: TensorDictBase | None, rows: Rows, values: Any) -> TensorDictBase:
+        """The root after a reset of some rows, with the other entries of `td`."""
+
+    def joined(self, values: Sequence[Any]) -> Any:
+        """The values of envs each of which was exchanged with alone."""
+
+    def keep_others(self, td: TensorDictBase, rows: NDArray[np.intp], values: Any) -> Any:
+        """Give all rows but these the values that `td` has at its root, where it has any."""
+
+    def after_step(self, td: TensorDictBase, entries: Entries, following: Any, root: Any) -> TensorDictBase | None:
+        """Put a step's outcome under `next`, where other entries that are there already stay.
+
+        Args:
+            td: What the step was given.
+            entries: Its entries.
+            following: The outcome.
+            root: The root for the next step, None if nobody wants it.
+
+        Returns:
+            The root for the next step, with the other entries of this one; None if nobody wants it.
+        """
+
+
+class _Assembly:
+    """What dense and lazy results have in common: which entries of one step the next one does not get."""
+
+    def __init__(self, specs: Sequence[EnvSpecs], device: torch.device | None) -> None:
+        self._device = device
+        indices = [SpecIndex(each.output_spec, each.input_spec) for each in specs]
+        self._excluded = tuple({key for index in indices for key in index.left_behind})
+        self._masks = (*{"_reset", *(key for index in indices for key in index.reset_keys)}, "_step", "next")
+
+    def _placed(self, td: TensorDictBase) -> TensorDictBase:
+        if self._device is None:
+            return td
+        if td.device == self._device:
+            return td
+        placed: TensorDictBase = td.to(self._device)
+        return placed
+
+    def _next_root(self, td: TensorDictBase, root: TensorDictBase) -> TensorDictBase:
+        """The next root, of a step's result and of what is known of its observations and flags."""
+        return overlaid(next_root(td, self._excluded), root)
+
+    def _others(self, td: TensorDictBase) -> TensorDictBase:
+        """What is not an answer to this request; nodes are new ones, so that the caller's stay as they are."""
+        return td.exclude(*self._masks).copy()
+
+
+class DenseResults(_Assembly):
+    """Results with one tensor for each key, for envs of one family.
+
+    Args:
+        specs: Of each env.
+        batch_size: Of the batch.
+        trees: Where the leaves are in a TensorDict of the batch.
+        device: Where results go.
+    """
+
+    def __init__(
+        self, specs: EnvSpecs, batch_size: torch.Size, trees: Mapping[str, Tree], device: torch.device | None
+    ) -> None:
+        super().__init__([specs], device)
+        self._batch_size = batch_size
+        self._trees = trees
+        inputs, outputs = ({name for key in self._excluded if (name := flat_key(key)[0])}, set(trees[ROOT].leaves))
+        # Where everything has the batch size of the root, and no node holds both what stays and what does not, names of
+        # the first level say all there is to say, and no TensorDict but the result need be made.
+        self._is_simple = (
+            len(self._batch_size) == 1
+            and all(tree.is_flat for tree in trees.values())
+            and not any(isinstance(spec, NonTensor) and spec.ndim != 1 for spec in trees[NEXT].leaves.values())
+            and inputs.isdisjoint(key[0] for key in outputs)
+            and {nested_key(key) for key in trees[NEXT].leaves.keys() - outputs}.issubset(self._excluded)
+            and all(mask in CONTROL for mask in self._masks)
+        )
+        self._left_behind = frozenset(CONTROL | inputs)
+
+    def _of(self, entries: Entries, names: list[str | None] | None = None) -> TensorDictBase:
+        # What the envs answered has the right shapes, so tensordict need not check it again.
+        if not PLAIN.issuperset(map(type, entries.values())):
+            return self._placed(TensorDict(entries, batch_size=self._batch_size, names=names))
+        device = self._device
+        if device is not None and any(value.device != device for value in entries.values()):
+            return self._placed(TensorDict._new_unsafe(entries, batch_size=self._batch_size, names=names))
+        return TensorDict._new_unsafe(entries, batch_size=self._batch_size, device=device, names=names)
+
+    def _build(self, region: str, values: Values) -> TensorDictBase:
+        return self._placed(self._trees[region].build(values))
+
+    def after_reset(self, td: TensorDictBase | None, rows: Rows, values: Values) -> TensorDictBase:
+        if td is not None and rows is not None:
+            values = self.keep_others(td, rows, values)
+        if not self._is_simple or isinstance(td, LazyStackedTensorDict):
+            root = self._build(ROOT, values)
+            return root if td is None else overlaid(self._others(td), root)
+        entries = _nest(values)
+        if td is None:
+            return self._of(entries)
+        return self._of(filled(entries, dict(td.items()), CONTROL), td._maybe_names())
+
+    def joined(self, values: Sequence[Values]) -> Values:
+        joined: Values = {}
+        for key, first in values[0].items():
+            parts = [own[key] for own in values]
+            is_tensor = isinstance(first, torch.Tensor)
+            joined[key] = torch.cat(parts) if is_tensor else [value for part in parts for value in part]
+        return joined
+
+    def keep_others(self, td: TensorDictBase, rows: NDArray[np.intp], values: Values) -> Values:
+        mask = torch.ones(td.batch_size[0], dtype=torch.bool)
+        mask[rows] = False
+        kept = dict(values)
+        for key in self._trees[ROOT].leaves:
+            value, tree = values.get(key), self._trees[ROOT]
+            is_tensor = isinstance(value, torch.Tensor)
+            given = tree.get(td, key) if is_tensor else objects_of(tree, td, key)
+            if given is None or value is None:
+                continue
+            if isinstance(value, torch.Tensor):
+                shape = (-1, *[1] * (value.ndim - 1))
+                kept[key] = torch.where(mask.reshape(shape).to(value.device), given.to(value.device), value)
+            else:
+                olds = zip(given, value, mask, strict=True)
+                kept[key] = [copied(old) if keep else new for old, new, keep in olds]
+        return kept
+
+    def after_step(
+        self, td: TensorDictBase, entries: Entries, following: Values, root: Values | None
+    ) -> TensorDictBase | None:
+        preset = entries.get("next")
+        if not self._is_simple or isinstance(td, LazyStackedTensorDict):
+            outcome = self._build(NEXT, following)
+            td.set("next", outcome if preset is None else overlaid(preset, outcome))
+            return None if root is None else self._next_root(td, self._build(ROOT, root))
+        others = {} if preset is None else dict(preset.items())
+        outcome = self._of(filled(_nest(following), others))
+        # Where nothing of the outcome has to change to fit in, tensordict need not look whether it does.
+        if type(td) is TensorDict and not td._has_names() and td.device in (None, outcome.device):
+            td._set_str("next", outcome, inplace=False, validated=True)
+        else:
+            td.set("next", outcome)
+        if root is None:
+            return None
+        left_behind = self._left_behind
+        return self._of(filled(filled(_nest(root), others, left_behind), entries, left_behind), td._maybe_names())
+
+
+class LazyResults(_Assembly):
+    """Results that are a lazy stack of one TensorDict for each env.
+
+    Args:
+        specs: Of each env.
+        trees: Where the leaves are in a TensorDict of each env.
+        device: Where results go.
+    """
+
+    def __init__(
+        self, specs: Sequence[EnvSpecs], trees: Sequence[Mapping[str, Tree]], device: torch.device | None
+    ) -> None:
+        super().__init__(list({id(each): each for each in specs}.values()), device)
+        self._trees = trees
+
+    def _build(self, region: str, values: Sequence[Values]) -> LazyStackedTensorDict:
+        tds = (trees[region].build(own) for trees, own in zip(self._trees, values, strict=True))
+        return LazyStackedTensorDict(*[self._placed(td) for td in tds], stack_dim=0)
+
+    def after_reset(self, td: TensorDictBase | None, rows: Rows, values: Sequence[Values]) -> TensorDictBase:
+        if td is None:
+            return self._build(ROOT, values)
+        if rows is not None:
+            values = self.keep_others(td, rows, values)
+        return self._joined(self._others(td), self._build(ROOT, values))
+
+    def joined(self, values: Sequence[Any]) -> list[Values]:
+        # Alone an env may have been no lazy stack.
+        return [own[0] if isinstance(own, list) else {key: value[0] for key, value in own.items()} for own in values]
+
+    def keep_others(self, td: TensorDictBase, rows: NDArray[np.intp], values: Sequence[Values]) -> list[Values]:
+        kept = []
+        for row, (own, trees, value) in enumerate(zip(td.unbind(0), self._trees, values, strict=True)):
+            given = {} if row in rows else {key: copied(plain(old)) for key, old in trees[ROOT].read(own).items()}
+            kept.append({**value, **given})
+        return kept
+
+    def after_step(
+        self, td: TensorDictBase, entries: Entries, following: Sequence[Values], root: Sequence[Values] | None
+    ) -> TensorDictBase | None:
+        preset = entries.get("next")
+        outcome = self._build(NEXT, following)
+        td.set("next", outcome if preset is None else self._joined(preset, outcome))
+        if root is None:
+            return None
+        return self._joined(next_root(td, self._excluded), self._build(ROOT, root))
+
+    def _joined(self, others: TensorDictBase, new: LazyStackedTensorDict) -> TensorDictBase:
+        """What is new, and what the others have besides."""
+        pairs = zip(others.unbind(0), new.tensordicts, strict=True)
+        return LazyStackedTensorDict(*[overlaid(old, own) for old, own in pairs], stack_dim=0)
+
+
+def _nest(values: Values) -> Entries:
+    """Turn `{("a", "b"): tensor}` into `{"a": {"b": tensor}}`."""
+    nested: Entries = {}
+    for key, value in values.items():
+        entry = value if type(value) is torch.Tensor else non_tensor(value, 1)
+        if len(key) == 1:
+            nested[key[0]] = entry
+            continue
+        branch = nested
+        for name in key[:-1]:
+            branch = branch.setdefault(name, {})
+        branch[key[-1]] = entry
+    return nested
+
+
+class LazyExchange:
+    """Reads and writes the rows of envs of several families, or of one whose shapes vary.
+
+    It does what `Exchange` does, but values are a list with one mapping for each env.
+
+    Args:
+        parts: The exchange of each family, and the places of its envs in the batch, ascending.
+    """
+
+    def __init__(self, parts: Sequence[tuple[NDArray[np.intp], Exchange]]) -> None:
+        self._parts = parts
+        self._count = sum(len(places) for places, _ in parts)
+        self._envs = {
+            place: env for places, part in parts for place, env in zip(places.tolist(), part.envs, strict=True)
+        }
+
+    def elsewhere(
+        self, td: TensorDictBase, _: Mapping[str, Any], holds: Callable[[torch.Tensor], bool]
+    ) -> dict[Any, torch.Tensor]:
+        """See `Exchange.elsewhere`; of which family each is comes first in its place."""
+        return {
+            (number, place): value
+            for number, (own, part) in enumerate(self._split(td))
+            for place, value in part.elsewhere(own, {}, holds).items()
+        }
+
+    def check_inputs(
+        self,
+        td: TensorDictBase,
+        entries: Mapping[str, Any],
+        rows: Rows,
+        fetched: Mapping[Any, torch.Tensor] = {},
+        *,
+        arrived: bool = True,
+    ) -> list[Inputs]:
+        """The inputs of each family, checked; see `Exchange.check_inputs`."""
+        shares: list[dict[Any, torch.Tensor]] = [{} for _ in self._parts]
+        for (number, place), value in fetched.items():
+            shares[number][place] = value
+        return [
+            part.check_inputs(own, {}, local, share, arrived=arrived)
+            for (own, part), (local, _), share in zip(self._split(td), self._local(rows), shares, strict=True)
+        ]
+
+    def check_arrived(self, values: Sequence[Inputs]) -> None:
+        """See `Exchange.check_arrived`."""
+        for own, (_, part) in zip(values, self._parts, strict=True):
+            part.check_arrived(own)
+
+    def check_root(self, td: TensorDictBase) -> None:
+        """See `Exchange.check_root`."""
+        for own, part in self._split(td):
+            part.check_root(own)
+
+    def write_inputs(self, values: Sequence[Inputs], rows: Rows) -> dict[int, Objects] | None:
+        """See `Exchange.write_inputs`."""
+        found = [part.write_inputs(own, local) for own, (local, part) in zip(values, self._local(rows), strict=True)]
+        if all(each is None for each in found):
+            return None
+        envs = (self._envs[row] for row in (range(self._count) if rows is None else rows.tolist()))
+        loose: dict[int, Objects] = {env: {} for env in envs}
+        for each in found:
+            loose |= each or {}
+        return loose
+
+    def share(self, values: Sequence[Inputs], row: int) -> Inputs:
+        """See `Exchange.share`."""
+        for own, (places, part) in zip(values, self._parts, strict=True):
+            place = np.flatnonzero(places == row)
+            if len(place):
+                return part.share(own, int(place[0]))
+        raise IndexError(f"row {row} of {self._count}")
+
+    def write_share(self, values: Inputs) -> dict[int, Objects] | None:
+        """See `Exchange.write_share`."""
+        return self._parts[0][1].write_inputs(values, None)
+
+    def given(self, td: TensorDictBase, rows: Rows, masks: Mapping[Key, torch.Tensor]) -> dict[int, ResetArguments]:
+        """See `Exchange.given`."""
+        found: dict[int, ResetArguments] = {}
+        for (own, part), (local, _), (places, _) in zip(self._split(td), self._local(rows), self._parts, strict=True):
+            found |= part.given(own, local, {key: mask[places] for key, mask in masks.items()})
+        return found
+
+    def after_reset(self, outcome: Outcome) -> None:
+        """See `Exchange.after_reset`."""
+        for _, part in self._parts:
+            part.after_reset(outcome)
+
+    @property
+    def takes_root(self) -> bool:
+        """See `Exchange.takes_root`."""
+        return any(part.takes_root for _, part in self._parts)
+
+    def decide(self, rows: Rows, lends: bool = False, whole: bool = False) -> None:
+        """See `Exchange.decide`."""
+        for local, part in self._local(rows):
+            part.decide(local, lends=lends, whole=whole)
+
+    def step_result(self, rows: Rows, outcome: Outcome, *, lends: bool = False) -> list[Values]:
+        """See `Exchange.step_result`."""
+        return self._merged([part.step_result(local, outcome, lends=lends) for local, part in self._local(rows)])
+
+    def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See `Exchange.counts`."""
+        steps, episodes = [0] * self._count, [0] * self._count
+        for places, part in self._parts:
+            for place, taken, ended in zip(places.tolist(), *part.counts(), strict=True):
+                steps[place], episodes[place] = taken, ended
+        return tuple(steps), tuple(episodes)
+
+    def with_losses(
+        self, following: Sequence[Values], known: Any, rows: NDArray[np.intp], outcome: Outcome
+    ) -> list[Values]:
+        """See `Exchange.with_losses`."""
+        results = []
+        for (local, part), (places, _) in zip(self._local(rows), self._parts, strict=True):
+            assert local is not None
+            own, before = (_columns([each[place] for place in places]) for each in (following, known))
+            results.append(part.with_losses(own, before, local, outcome))
+        return self._merged(results)
+
+    def root_result(self, following: Any, outcome: Outcome, *, lends: bool = False) -> list[Values]:
+        """See `Exchange.root_result`."""
+        results = []
+        for places, part in self._parts:
+            own = _columns([following[place] for place in places])
+            results.append(part.root_result(own, outcome, lends=lends))
+        return self._merged(results)
+
+    def latest(self) -> list[Values]:
+        """See `Exchange.latest`."""
+        return self._merged([part.latest() for _, part in self._parts])
+
+    def random_objects(self) -> list[Objects]:
+        """See `Exchange.random_objects`."""
+        sampled: list[Objects] = [{} for _ in range(self._count)]
+        for places, part in self._parts:
+            for place, own in zip(places.tolist(), part.random_objects(), strict=True):
+                sampled[place] = own
+        return sampled
+
+    def place(self, transfer: Transfer, following: Any, root: Any) -> tuple[Any, Any]:
+        """See `Exchange.place`; all families go together."""
+        moved = placed(transfer, following, root)
+        return moved[0], moved[1]
+
+    def _split(self, td: TensorDictBase) -> Iterator[tuple[TensorDictBase, Exchange]]:
+        """Each family's share of a TensorDict."""
+        own = td.unbind(0)
+        for places, part in self._parts:
+            yield LazyStackedTensorDict(*[own[place] for place in places], stack_dim=0), part
+
+    def _local(self, rows: Rows) -> Iterator[tuple[Rows, Exchange]]:
+        """Rows of the batch as rows of each family."""
+        for places, part in self._parts:
+            yield None if rows is None else np.flatnonzero(np.isin(places, rows)), part
+
+    def _merged(self, results: Sequence[Values]) -> list[Values]:
+        """The values of each env, in the order of the batch."""
+        merged: list[Values] = [{} for _ in range(self._count)]
+        for (places, _), values in zip(self._parts, results, strict=True):
+            for key, value in values.items():
+                for row, place in enumerate(places.tolist()):
+                    merged[place][key] = value[row]
+        return merged
+
+
+def _columns(rows: Sequence[Values]) -> Values:
+    """One mapping of lists instead of a list of mappings."""
+    return {key: [row[key] for row in rows] for key in rows[0]}

@@ -1,0 +1,292 @@
+"""Steps of many envs: of all at once, or of whoever is ready first."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from aioenvs.engine.pools.pool import Lease
+from aioenvs.engine.waiting import Deadline
+from aioenvs.engine.worker.env_host import Outcome
+from aioenvs.errors import AioEnvsError
+from aioenvs.faces.calls import AsyncCalls
+from aioenvs.faces.first_ready import Outgoing, Ticket, entries_of, gathered
+from aioenvs.faces.requests import check_next, check_size, check_unlocked, index_of, step_rows
+from aioenvs.faces.session import Scope
+
+__all__ = ["AsyncSteps"]
+
+
+class AsyncSteps(AsyncCalls):
+    """Steps of the envs, as coroutines."""
+
+    step_dims = 1  # a mask of a step tells whole envs apart
+    copies_results = True
+
+    async def step(
+        self, tensordict: TensorDictBase, *, copy: bool = True, timeout: float | None = None
+    ) -> TensorDictBase:
+        """Take one step in all envs, or in those that a mask names.
+
+        Cancelling it, or running into its time, leaves the envs that still work on it *draining*: the next request for
+        them waits until they have answered, and that answer is dropped. Coroutine envs are cancelled at the await where
+        they are, and need a reset then.
+
+        Args:
+            tensordict: Of shape `batch_size`, with the actions, and with the states if the envs have any. If it holds
+                `_step` (bool, `(N,)`, or of the batch size, or shaped like `done`), only those envs step; in the others
+                `next` repeats the root's observations and flags, and the reward is 0. The mask stays where it is,
+                unless it selects nobody.
+            copy: False to *lend* what the envs answered, where it is. Its tensors are views of the memory into which
+                the envs write, where each has two halves that it takes in turn: the values stand while the next step or
+                reset of the same env is under way, and until the second next one is asked for, whatever comes of those.
+                Then the env writes over them, so clone what is to be kept, also for a graph of gradients; and never
+                write into them. They can be looked at in any case, also after `close` or the death of a worker.
+                Some are copies all the same: of a step with a mask, of a view of envs that do not follow each other, of
+                values without a fixed shape, of torch envs in the caller's thread, of lost steps, and, once, after
+                steps of views that left envs of the batch in different halves; so is what goes to another device.
+            timeout: Seconds that it may take, besides the time to build envs anew; None for `step_timeout`.
+
+        Returns:
+            The same `tensordict`, with `next`: observations, `reward` `(*batch_size, 1)` float32, `done`, `terminated`
+            and `truncated` `(*batch_size, 1)` bool, or whatever the specs say.
+
+        Raises:
+            RuntimeError: If `tensordict` has the wrong size.
+            SpecMismatchError: If an action is missing, or its shape, dtype or device does not fit its spec, or an
+                integer for a Gymnasium space is out of range. No env was stepped then.
+            ConcurrencyError: If an env is busy with another request.
+            WorkerDiedError: If a worker died; the others' envs remain usable.
+            WorkerTimeoutError: If it takes too long. The others have stepped.
+            Exception: Whatever an env raised, with the worker's traceback as a note, and with the indices of all envs
+                that failed as `env_index`. The others have stepped; those that failed need a reset.
+        """
+        await self._advance(tensordict, maybe_reset=False, copy=copy, timeout=timeout)
+        return tensordict
+
+    async def step_and_maybe_reset(
+        self, tensordict: TensorDictBase, *, copy: bool = True, timeout: float | None = None
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """Take one step, and reset the envs whose episode ended, in the same round trip.
+
+        Args, errors and cancelling are those of `step`.
+
+        Returns:
+            `tensordict` with `next`, which holds the true final observations, and the root for the next step.
+        """
+        root = await self._advance(tensordict, maybe_reset=True, copy=copy, timeout=timeout)
+        assert root is not None
+        return tensordict, root
+
+    async def on_host(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Results on the host: those of a `device` come back as one copy, without keeping the event loop waiting.
+
+        Cancelling it changes nothing.
+
+        Args:
+            tensordict: Of any shape, such as `step` returned it.
+
+        Returns:
+            The same TensorDict if no results of these envs go to a device, else another one, of the caller's own.
+
+        Raises:
+            Exception: Whatever the device says of a copy that failed.
+        """
+        scope = self._running_scope
+        if scope is None:
+            return tensordict.to("cpu")
+        if scope.whole.crossing is None:
+            return tensordict
+        return (await scope.at_home(tensordict)).clone()
+
+    async def _advance(
+        self, td: TensorDictBase, *, maybe_reset: bool, copy: bool, timeout: float | None
+    ) -> TensorDictBase | None:
+        """Step, put the outcome under `next`, and return the root for the next step."""
+        scope = self._running_scope or await self._scope()
+        pool, exchange = scope.pool, scope.exchange
+        check_size(td, scope.signature.batch_size)
+        entries = entries_of(td, scope.signature)
+        check_unlocked(td)
+        check_next(entries)
+        rows = step_rows(entries.get("_step"), td.batch_size)
+        chosen = scope.select(rows)
+        crossing = scope.whole.crossing
+        command = "step_and_maybe_reset" if maybe_reset else "step"
+        fetched: dict[Any, torch.Tensor] = {}
+        limit: float | Deadline | None = timeout
+        if crossing is not None:
+            fetched, limit = await _fetched(scope, td, entries, Lease(chosen, command), timeout)
+        inputs = exchange.check_inputs(td, entries, rows, fetched) if chosen.indices else {}
+        lends = rows is None and (not copy or crossing is not None)
+        if rows is not None:
+            exchange.check_root(td)
+        lease = await pool.hold(chosen, command, timeout=limit)
+        try:
+            known = exchange.latest() if pool.restarts else None
+            outcome = Outcome()
+            if chosen.indices:
+                exchange.decide(rows, lends, maybe_reset)
+                loose = exchange.write_inputs(inputs, rows)  # type: ignore[arg-type]
+                outcome = await pool.step(lease, loose, maybe_reset=maybe_reset)
+            following, root = scope.read_step(rows, outcome, known, maybe_reset=maybe_reset, lends=lends)
+            if crossing is not None and not outcome.failures:
+                following, root = exchange.place(crossing, following, root)
+        finally:
+            pool.release(lease)
+        outcome.raise_failure()
+        if crossing is not None:
+            await scope.whole.arrived(lease)
+        if not chosen.indices:
+            td.pop("_step")
+        if rows is not None:
+            following = scope.results.keep_others(td, rows, following)
+            root = scope.results.keep_others(td, rows, root) if root is not None else None
+        return scope.results.after_step(td, entries, following, root)
+
+    # -- first ready ------------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> tuple[int, ...]:
+        """The envs that were sent a step which was not received yet, in the order in which they were sent."""
+        scope = self._running_scope
+        return () if scope is None else scope.whole.outbox.outstanding(scope.everything.envs)
+
+    def send(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> None:
+        """Let some envs take a step, and begin a new episode where one ends; `recv` has what comes of it.
+
+        The envs are at work when it returns, each for itself: of envs that share a process, each is answered for as
+        soon as it is done. Until what came of its step was received, an env is busy. Actions that are on a device are
+        on their way when it returns, and the envs begin when they have come; a plain call waits for that.
+
+        Args:
+            tensordict: Of shape `(k, *bs)`, as for `step`, with `env_index` (integers, `(k,)`, counted within the whole
+                batch, also for a view): which envs are meant. Without it, all are, in order. A copy is kept.
+            timeout: Seconds that each env may take, None for `step_timeout`; `recv` then raises for it. Where there are
+                plain calls, only the time counts that is spent in them.
+
+        Raises:
+            AioEnvsError: If the envs were not started yet.
+            TypeError: If this is no TensorDict, `env_index` does not hold integers, or there is something else than a
+                TensorDict under `next`.
+            RuntimeError: If `tensordict` has another size than envs are named.
+            ValueError: If `env_index` names an env twice, or one that is not there; or if there is a `_step`.
+            SpecMismatchError: If an action is missing, or does not fit. If that shows only when it has come from a
+                device, no env is sent its step, and `recv` raises it.
+            ConcurrencyError: If an env is busy.
+            WorkerDiedError: If the worker of one is dead, unless envs are restarted. No env was sent anything then, as
+                in all cases before.
+        """
+        scope = self._sending_scope()
+        scope.pool.check_home("send")
+        Outgoing(scope, tensordict, timeout).go()
+
+    def _sending_scope(self) -> Scope:
+        scope = self._running_scope
+        if scope is None:
+            raise AioEnvsError(f"{self!r} is not running, so no env can be sent a step: reset() comes first")
+        return scope
+
+    async def _send(self, td: TensorDictBase, timeout: float | None) -> None:
+        """The same for plain calls, where nobody else sees to what has to wait: the envs are at work in any case."""
+        scope = self._sending_scope()
+        await scope.pool.enter_loop("send")
+        outgoing = Outgoing(scope, td, timeout)
+        await outgoing.clear()
+        outgoing.go()
+
+    async def recv(
+        self, min_get: int = 1, max_get: int | None = None, timeout: float | None = None
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """What came of the steps that envs were sent, of whoever is ready first.
+
+        Cancelling it, or running into its time, loses nothing: all that has come, and what will, can still be received.
+
+        Args:
+            min_get: Wait until there are so many.
+            max_get: Take at most so many, those that came first; None for all there are.
+            timeout: Seconds that it may take; None for as long as it likes.
+
+        Returns:
+            As for `step_and_maybe_reset`, one row for each env, in the order in which they answered; both have
+            `env_index`, int64 of the batch size. The second is what the policy goes on with, and then `send`.
+
+        Raises:
+            AioEnvsError: If the envs are not running.
+            ValueError: If fewer than `min_get` steps are outstanding.
+            ConcurrencyError: If another `recv` waits for some of the same envs.
+            WorkerTimeoutError: If there are not enough in time; or if an env exceeded the time of its step: it is
+                *draining* then, and can be sent the next one, but a coroutine env needs a reset. With restarts its
+                worker is killed instead, and the step comes back as truncated.
+            WorkerDiedError: If the worker of an env died.
+            Exception: Whatever an env raised; it needs a reset. Of a step that failed this is all that there is to be
+                received; what came of the others can be received afterwards.
+        """
+        td, following, taken = await self._assembled(min_get, max_get, timeout)
+        taken()
+        return td, following
+
+    async def _assembled(
+        self, min_get: int, max_get: int | None, timeout: float | None
+    ) -> tuple[TensorDictBase, TensorDictBase, Callable[[], None]]:
+        """What `recv` returns, and what says that it was received; until then, it can still be received."""
+        scope = self._running_scope
+        if scope is None:
+            raise AioEnvsError(f"{self!r} is not running, so there is nothing to receive")
+        whole, deadline = scope.whole, None if timeout is None else Deadline.after(timeout, "timeout")
+        async with whole.outbox.receiving(scope.everything.envs, min_get, max_get, deadline) as tickets:
+            td, after = await self._gathered(tickets, scope, deadline)
+        return td, after, functools.partial(whole.outbox.take, tickets)
+
+    async def _gathered(
+        self, tickets: Sequence[Ticket], scope: Scope, deadline: Deadline | None
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """What came of some steps, where results go, and the root for the next one."""
+        whole = scope.whole
+        envs = [ticket.env for ticket in tickets]
+        look = whole.look(envs)
+        td = gathered([(ticket.sent, ticket.row) for ticket in tickets])
+        if all(ticket.following is None for ticket in tickets):
+            following, root = whole.last_step(envs, look)
+        else:
+            for ticket in tickets:
+                if ticket.following is None:
+                    alone = (ticket.env,)
+                    ticket.following, ticket.root = whole.last_step(alone, whole.look(alone))
+            following = look.results.joined([ticket.following for ticket in tickets])
+            root = look.results.joined([ticket.root for ticket in tickets])
+        index = index_of(envs, look.signature.batch_size)
+        following, root, there = scope.placed(following, root, {"env_index": index})
+        whole.transfer.know(there["env_index"], index)
+        td.set("env_index", there["env_index"] if td.device in (None, whole.device) else index)
+        if whole.crossing is not None:
+            await whole.arrived(Lease(whole.pool.select(sorted(envs)), "recv", deadline))
+        after = look.results.after_step(td, entries_of(td, look.signature), following, root)
+        assert after is not None
+        return td, after
+
+
+async def _fetched(
+    scope: Scope, td: TensorDictBase, entries: Mapping[str, Any], lease: Lease, timeout: float | None
+) -> tuple[dict[Any, torch.Tensor], float | Deadline | None]:
+    """The actions that are on the device, here; and what time is left for the step.
+
+    Args:
+        scope: The envs.
+        td: What the step was given.
+        entries: Its entries.
+        lease: For the step, which does not hold them yet.
+        timeout: How long the step may take.
+    """
+    fetching = scope.fetch(td, entries)
+    if fetching is None:
+        return {}, timeout
+    fetched, fence = fetching
+    await scope.pool.enter_loop(lease.command)
+    deadline = scope.pool.deadline(timeout)
+    await scope.pool.passed([fence], lease._replace(deadline=deadline))
+    return fetched, deadline

@@ -1,0 +1,1 @@
+"""Functions on TensorDicts: trees of keys, storage, devices, rollouts, and the step of a decision process."""
