@@ -219,7 +219,7 @@ class Round:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         scope = self.envs._running_scope
-        if not first.done() and scope is not None and scope.pool.slots._held:
+        if not first.done() and scope is not None and scope.pool.states._held:
             await self._is_refused(None, "get_attr", "steps")
         await first
 

@@ -25,7 +25,7 @@ from faces import ASYNC_FACES, Face, acting, in_thread, masked
 from processes import still_alive
 from tensordict import TensorDict, TensorDictBase
 
-from aioenvs.engine.env_states import SlotState
+from aioenvs.engine.env_states import EnvState
 from aioenvs.engine.pools.answering import AnsweringPool
 from aioenvs.engine.worker.random_streams import seed_chain
 from aioenvs.envs import EnvBase
@@ -357,9 +357,9 @@ class Trial:
         return [{state, state.stepped(number + env)} for env, state in enumerate(self.states)]
 
     def _check_slots(self) -> None:
-        slots = self.env._pool.slots
+        slots = self.env._pool.states
         assert not slots._held
-        assert {slots.state(env) for env in range(COUNT)} <= {SlotState.IDLE, SlotState.DRAINING}
+        assert {slots.state(env) for env in range(COUNT)} <= {EnvState.IDLE, EnvState.DRAINING}
 
     async def follow_up(self, after: list[set[State]], *, reset: bool) -> None:
         """Whatever the envs are in now, they step on from there, all of them."""

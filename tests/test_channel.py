@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection
 import pytest
 
 from aioenvs.engine import protocol
-from aioenvs.engine.pools.channel import Channel
+from aioenvs.engine.pools.channel import SocketChannel
 from aioenvs.engine.protocol import MAX_SEQUENCE, Decoder, Frame, Opcode, encode
 from aioenvs.errors import ProtocolError, WorkerDiedError
 
@@ -51,7 +51,7 @@ class Pipe:
 
     def __init__(self) -> None:
         self.answered: list[set[int]] = []
-        self.channel = Channel(GENERATION, self._note)
+        self.channel = SocketChannel(GENERATION, self._note)
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)

@@ -13,14 +13,14 @@ import uvloop
 from chaos import Mismatch, Options, Round, run
 from chaos_requests import Request
 
-from aioenvs.engine.double_buffer import Turns
-from aioenvs.engine.pools.channel import Channel
+from aioenvs.engine.double_buffer import DoubleBuffer
+from aioenvs.engine.pools.channel import SocketChannel
 from aioenvs.engine.pools.restart_policy import RestartingPool
 from aioenvs.engine.pools.thread_host import ThreadPool
-from aioenvs.faces.first_ready import Outbox
+from aioenvs.faces.first_ready import PendingSteps
 from aioenvs.faces.rows.exchange import Exchange
 from aioenvs.faces.rows.reader import Reader
-from aioenvs.faces.session import Running
+from aioenvs.faces.session import Session
 
 pytestmark = pytest.mark.slow
 
@@ -89,22 +89,22 @@ async def test_an_error_may_name_an_env_whose_worker_was_replaced_meanwhile() ->
 def test_a_reply_that_comes_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it would be if nobody counted requests: a reply goes to whoever still waits, and waits first."""
 
-    def reply(self: Channel, frame: Any) -> None:
+    def reply(self: SocketChannel, frame: Any) -> None:
         waiting = [sequence for sequence, (future, _) in self._pending.items() if not future.done()]
         genuine(self, frame._replace(sequence=min(waiting, default=0)))
 
-    genuine = Channel._reply
-    monkeypatch.setattr(Channel, "_reply", reply)
-    monkeypatch.setattr("aioenvs.engine.env_states.Slots.unanswered", lambda self, envs: set())
-    monkeypatch.setattr("aioenvs.engine.env_states.Slots.drained", lambda self, envs: True)
-    monkeypatch.setattr("aioenvs.engine.env_states.Slots.sent", lambda self, envs: None)
+    genuine = SocketChannel._reply
+    monkeypatch.setattr(SocketChannel, "_reply", reply)
+    monkeypatch.setattr("aioenvs.engine.env_states.EnvStates.unanswered", lambda self, envs: set())
+    monkeypatch.setattr("aioenvs.engine.env_states.EnvStates.drained", lambda self, envs: True)
+    monkeypatch.setattr("aioenvs.engine.env_states.EnvStates.sent", lambda self, envs: None)
     with pytest.raises(Mismatch):
         go(1, 2000, replace(PLAIN, policy="raise"))
 
 
 def test_results_that_are_not_copies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Reader, "copy", lambda self, region: {k: v[...] for k, v in self._ledger.slots[0][region].items()}
+        Reader, "copy", lambda self, region: {k: v[...] for k, v in self._ledger.halves[0][region].items()}
     )
     with pytest.raises((Mismatch, RuntimeError, IndexError, ValueError, AssertionError)):
         go(1, 2000, PLAIN)
@@ -129,7 +129,7 @@ def test_another_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_recv_that_loses_something_when_it_is_cancelled_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def wait(self: Outbox, waiter: Any, deadline: Any) -> None:
+    async def wait(self: PendingSteps, waiter: Any, deadline: Any) -> None:
         try:
             await genuine(self, waiter, deadline)
         except asyncio.CancelledError:
@@ -138,18 +138,18 @@ def test_a_recv_that_loses_something_when_it_is_cancelled_is_found(monkeypatch: 
                 self._pool.release(ticket.lease)
             raise
 
-    genuine = Outbox._wait
-    monkeypatch.setattr(Outbox, "_wait", wait)
+    genuine = PendingSteps._wait
+    monkeypatch.setattr(PendingSteps, "_wait", wait)
     with pytest.raises((Mismatch, ValueError)):
         go(1, 2000, THREADS)
 
 
 def test_a_result_of_another_env_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def last_step(self: Running, envs: Any, look: Any) -> Any:
+    def last_step(self: Session, envs: Any, look: Any) -> Any:
         return genuine(self, envs[::-1], look)
 
-    genuine = Running.last_step
-    monkeypatch.setattr(Running, "last_step", last_step)
+    genuine = Session.last_step
+    monkeypatch.setattr(Session, "last_step", last_step)
     with pytest.raises(Mismatch):
         go(1, 2000, THREADS)
 
@@ -172,6 +172,6 @@ def test_options_are_drawn_by_the_seed() -> None:
 
 
 def test_a_loan_that_is_written_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "lend", lambda self, rows: None)
+    monkeypatch.setattr(DoubleBuffer, "lend", lambda self, rows: None)
     with pytest.raises(Mismatch, match="what was lent changed before its time"):
         go(1, 2000, THREADS)

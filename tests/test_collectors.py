@@ -34,8 +34,8 @@ import aioenvs.testing as toys
 from aioenvs import AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, Collector, ParallelEnv, SerialEnv
 from aioenvs.collectors.first_ready import FirstReady
 from aioenvs.collectors.lockstep import Lockstep
-from aioenvs.collectors.policy import Actor
-from aioenvs.collectors.strategy import Errand
+from aioenvs.collectors.policy import PolicyRunner
+from aioenvs.collectors.strategy import ShieldedCommand
 from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, SpecMismatchError, WorkerDiedError
 
 LENGTHS = numbered(NUM_ENVS, {0: {"length": 3}, 1: {"length": 5}, 2: {"length": 4}})
@@ -318,15 +318,15 @@ async def test_a_module_always_has_its_latest_weights(min_get: int | None) -> No
 
 def test_a_module_is_copied_to_another_device() -> None:
     policy = Learner()
-    assert Actor(policy, "cpu", None).module is policy
-    actor = Actor(policy, "meta", None)
+    assert PolicyRunner(policy, "cpu", None).module is policy
+    actor = PolicyRunner(policy, "meta", None)
     assert actor.module is not None
     assert (actor.module.weight.device.type, policy.weight.device.type) == ("meta", "cpu")
     for weights in (None, policy):
         with pytest.warns(UserWarning, match="copying from a non-meta parameter"):
             actor.load(weights)
     assert actor.module.weight.device.type == "meta"
-    assert Actor(by_step, "meta", None).module is None
+    assert PolicyRunner(by_step, "meta", None).module is None
 
 
 async def test_modules_explore_unless_told_otherwise() -> None:
@@ -399,7 +399,7 @@ async def test_cancelling_the_first_reset_loses_nothing(gate: Gate, min_get: int
 @pytest.mark.parametrize("turns", range(5))
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_result_is_kept_whenever_its_waiter_is_cancelled(turns: int, fails: bool) -> None:
-    errand, finish = Errand(), asyncio.Event()
+    errand, finish = ShieldedCommand(), asyncio.Event()
 
     async def command() -> int:
         await finish.wait()

@@ -9,8 +9,8 @@ import pytest
 from faces import Face, acting, call, in_thread, observed
 from failing_envs import CountingEnv, numbered
 
-from aioenvs.engine.double_buffer import Turns
-from aioenvs.engine.waiting import MOST, Watchman
+from aioenvs.engine.double_buffer import DoubleBuffer
+from aioenvs.engine.waiting import MOST, FenceWaiter
 
 
 class Barrier:
@@ -31,41 +31,41 @@ class Barrier:
 
 
 async def test_the_loop_runs_while_somebody_waits(any_loop: None) -> None:
-    watchman, barriers = Watchman(), [Barrier(), Barrier()]
-    waiting = asyncio.ensure_future(watchman.passed(barriers))
+    fence_waiter, barriers = FenceWaiter(), [Barrier(), Barrier()]
+    waiting = asyncio.ensure_future(fence_waiter.passed(barriers))
     for barrier in barriers:
         assert await in_thread(barrier.asked.wait, 20)
         assert not waiting.done()
         barrier.passed.set()
     await waiting
-    watchman.close()
+    fence_waiter.close()
 
 
 async def test_nobody_waits_for_what_has_passed() -> None:
-    watchman, barrier = Watchman(), Barrier()
+    fence_waiter, barrier = FenceWaiter(), Barrier()
     barrier.passed.set()
     before = threading.active_count()
-    await watchman.passed([barrier])
-    await watchman.passed([])
+    await fence_waiter.passed([barrier])
+    await fence_waiter.passed([])
     assert threading.active_count() == before
     assert not barrier.asked.is_set()
-    watchman.close()
+    fence_waiter.close()
 
 
 async def test_what_fails_says_so_to_whoever_waits() -> None:
-    watchman, barrier = Watchman(), Barrier()
+    fence_waiter, barrier = FenceWaiter(), Barrier()
     barrier.error = RuntimeError("the device is gone")
-    waiting = asyncio.ensure_future(watchman.passed([barrier]))
+    waiting = asyncio.ensure_future(fence_waiter.passed([barrier]))
     assert await in_thread(barrier.asked.wait, 20)
     barrier.passed.set()
     with pytest.raises(RuntimeError, match="the device is gone"):
         await waiting
-    watchman.close()
+    fence_waiter.close()
 
 
 async def test_who_is_cancelled_leaves_the_others_waiting() -> None:
-    watchman, barrier, other = Watchman(), Barrier(), Barrier()
-    waiting = [asyncio.ensure_future(watchman.passed([each])) for each in (barrier, other)]
+    fence_waiter, barrier, other = FenceWaiter(), Barrier(), Barrier()
+    waiting = [asyncio.ensure_future(fence_waiter.passed([each])) for each in (barrier, other)]
     assert await in_thread(barrier.asked.wait, 20)
     waiting[0].cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -73,13 +73,13 @@ async def test_who_is_cancelled_leaves_the_others_waiting() -> None:
     barrier.passed.set()
     other.passed.set()
     await waiting[1]
-    watchman.close()
-    watchman.close()
+    fence_waiter.close()
+    fence_waiter.close()
 
 
 async def test_one_that_hangs_keeps_nobody_else_waiting() -> None:
-    watchman, barriers = Watchman(), [Barrier() for _ in range(3)]
-    waiting = [asyncio.ensure_future(watchman.passed([barrier])) for barrier in barriers]
+    fence_waiter, barriers = FenceWaiter(), [Barrier() for _ in range(3)]
+    waiting = [asyncio.ensure_future(fence_waiter.passed([barrier])) for barrier in barriers]
     for barrier in barriers:
         assert await in_thread(barrier.asked.wait, 20)
     for place in (2, 0, 1):
@@ -87,58 +87,58 @@ async def test_one_that_hangs_keeps_nobody_else_waiting() -> None:
         await waiting[place]
     before = threading.active_count()
     another = Barrier()
-    last = asyncio.ensure_future(watchman.passed([another]))
+    last = asyncio.ensure_future(fence_waiter.passed([another]))
     assert await in_thread(another.asked.wait, 20)
     assert threading.active_count() == before  # one that was idle waits
     another.passed.set()
     await last
-    watchman.close()
+    fence_waiter.close()
 
 
 async def test_there_are_not_more_threads_than_some() -> None:
-    watchman, before = Watchman(), threading.active_count()
+    fence_waiter, before = FenceWaiter(), threading.active_count()
     barriers = [Barrier() for _ in range(MOST + 2)]
-    waiting = [asyncio.ensure_future(watchman.passed([barrier])) for barrier in barriers]
+    waiting = [asyncio.ensure_future(fence_waiter.passed([barrier])) for barrier in barriers]
     for barrier in barriers[:MOST]:
         assert await in_thread(barrier.asked.wait, 20)
     assert threading.active_count() == before + MOST
     for barrier in barriers:
         barrier.passed.set()
     assert await asyncio.gather(*waiting) == [True] * len(barriers)
-    watchman.close()
+    fence_waiter.close()
 
 
 async def test_those_who_wait_for_the_same_share_a_thread() -> None:
-    watchman, barrier, before = Watchman(), Barrier(), threading.active_count()
-    waiting = [asyncio.ensure_future(watchman.passed([barrier])) for _ in range(5)]
+    fence_waiter, barrier, before = FenceWaiter(), Barrier(), threading.active_count()
+    waiting = [asyncio.ensure_future(fence_waiter.passed([barrier])) for _ in range(5)]
     assert await in_thread(barrier.asked.wait, 20)
     assert threading.active_count() == before + 1
     barrier.passed.set()
     assert await asyncio.gather(*waiting) == [True] * 5
-    watchman.close()
+    fence_waiter.close()
 
 
 async def test_nobody_waits_longer_than_he_says() -> None:
-    watchman, barrier = Watchman(), Barrier()
-    assert not await watchman.passed([barrier], 0.01)
-    assert not await watchman.outlasted([barrier], 0.01)
-    assert not watchman.wait([barrier], 0.01)
+    fence_waiter, barrier = FenceWaiter(), Barrier()
+    assert not await fence_waiter.passed([barrier], 0.01)
+    assert not await fence_waiter.outlasted([barrier], 0.01)
+    assert not fence_waiter.wait([barrier], 0.01)
     barrier.passed.set()
-    assert watchman.wait([barrier], 0.01)
-    watchman.close()
+    assert fence_waiter.wait([barrier], 0.01)
+    fence_waiter.close()
 
 
 async def test_what_fails_says_so_to_whoever_waits_in_a_thread() -> None:
-    watchman, barrier = Watchman(), Barrier()
+    fence_waiter, barrier = FenceWaiter(), Barrier()
     barrier.error = RuntimeError("the device is gone")
-    waiting = asyncio.ensure_future(in_thread(watchman.wait, [barrier], 20))
-    outlasting = asyncio.ensure_future(watchman.outlasted([barrier], 20))
+    waiting = asyncio.ensure_future(in_thread(fence_waiter.wait, [barrier], 20))
+    outlasting = asyncio.ensure_future(fence_waiter.outlasted([barrier], 20))
     assert await in_thread(barrier.asked.wait, 20)
     barrier.passed.set()
     with pytest.raises(RuntimeError, match="the device is gone"):
         await waiting
     assert await outlasting  # it is over
-    watchman.close()
+    fence_waiter.close()
 
 
 class Failed(Barrier):
@@ -156,57 +156,57 @@ class Late(Barrier):
 
 
 async def test_a_fence_is_not_taken_for_one_that_was_waited_for_before() -> None:
-    watchman, barrier = Watchman(), Barrier()
+    fence_waiter, barrier = FenceWaiter(), Barrier()
     former = weakref.ref(barrier)
-    assert not await watchman.passed([barrier], 0.01)
+    assert not await fence_waiter.passed([barrier], 0.01)
     barrier.passed.set()
     del barrier
-    assert watchman._idle.acquire(timeout=20)  # its thread is done with it, and the loop has not heard of that yet
+    assert fence_waiter._idle.acquire(timeout=20)  # its thread is done with it, and the loop has not heard of that yet
     assert former() is not None  # so that no other one can be where it was
-    watchman._idle.release()
+    fence_waiter._idle.release()
     for _ in range(3):
         await asyncio.sleep(0)
-    assert watchman._futures == {}
+    assert fence_waiter._futures == {}
     assert former() is None
-    watchman.close()
+    fence_waiter.close()
 
 
 async def test_a_failure_says_nothing_of_the_others() -> None:
-    watchman, barrier = Watchman(), Barrier()
-    assert not await watchman.outlasted([Failed(), barrier], 0.01)
+    fence_waiter, barrier = FenceWaiter(), Barrier()
+    assert not await fence_waiter.outlasted([Failed(), barrier], 0.01)
     barrier.passed.set()
-    assert await watchman.outlasted([Failed(), barrier], 20)
-    watchman.close()
+    assert await fence_waiter.outlasted([Failed(), barrier], 20)
+    fence_waiter.close()
 
 
 async def test_a_thread_that_cannot_be_started_is_started_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    watchman = Watchman()
+    fence_waiter = FenceWaiter()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        assert watchman.wait([Late()], 20)
-        assert await watchman.passed([Late()], 20)
-    assert watchman.wait([Late()], 20)
-    assert await watchman.passed([Late()], 20)
-    watchman.close()
+        assert fence_waiter.wait([Late()], 20)
+        assert await fence_waiter.passed([Late()], 20)
+    assert fence_waiter.wait([Late()], 20)
+    assert await fence_waiter.passed([Late()], 20)
+    fence_waiter.close()
 
 
 def test_a_loop_that_was_closed_is_no_reason_to_complain() -> None:
-    watchman, barrier = Watchman(), Barrier()
+    fence_waiter, barrier = FenceWaiter(), Barrier()
 
     async def leave() -> None:
-        asyncio.ensure_future(watchman.passed([barrier]))  # noqa: RUF006
+        asyncio.ensure_future(fence_waiter.passed([barrier]))  # noqa: RUF006
         await asyncio.sleep(0)
 
     asyncio.run(leave())
     barrier.passed.set()
-    watchman.close()
+    fence_waiter.close()
 
 
-def make() -> Turns:
-    return Turns(np.zeros(4, np.uint8), np.zeros(4, np.uint8))
+def make() -> DoubleBuffer:
+    return DoubleBuffer(np.zeros(4, np.uint8), np.zeros(4, np.uint8))
 
 
 def test_the_slot_that_is_not_written_next_need_not_be_waited_for() -> None:
@@ -240,7 +240,7 @@ async def test_a_fence_that_fails_fails_the_command_and_no_other(face: Face) -> 
         barrier = Barrier()
         barrier.error = RuntimeError("the device is gone")
         own._running.pool.fenced = True
-        own._running.pool.turns[0].guard(slice(None), 0, barrier)
+        own._running.pool.buffers[0].guard(slice(None), 0, barrier)
         step = asyncio.ensure_future(call(env.step, acting([1, 1])))
         assert await in_thread(barrier.asked.wait, 20)
         assert not step.done()

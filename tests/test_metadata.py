@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from aioenvs.engine.layout import (
     ALIGNMENT,
     INPUT,
+    LATEST,
     NEXT,
     ROOT,
     STATUS,
-    WHERE,
     EnvMetadata,
     Key,
     Leaf,
@@ -71,7 +71,7 @@ def test_families_lie_one_after_the_other(kinds: list[int]) -> None:
                 array[...] = number
     for number, family in enumerate(families, start=1):
         arrays = family.layout.arrays(block)
-        assert arrays[STATUS][WHERE].shape == (len(family.envs),)
+        assert arrays[STATUS][LATEST].shape == (len(family.envs),)
         assert all((array == number).all() for region in arrays.values() for array in region.values())
     assert end == len(block)
 

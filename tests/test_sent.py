@@ -18,13 +18,13 @@ from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
 from aioenvs.errors import RemoteEnvError, WorkerDiedError, WorkerStartError, WorkerTimeoutError
 from aioenvs.faces import first_ready as outbox
 from aioenvs.faces import steps
-from aioenvs.faces.first_ready import Sent, gathered
+from aioenvs.faces.first_ready import SentInputs, gathered
 from aioenvs.specs import Composite, Unbounded
 from aioenvs.testing import NestedCountingEnv
 
 
-def sent(td: TensorDict) -> Sent:
-    return Sent(td)
+def sent(td: TensorDict) -> SentInputs:
+    return SentInputs(td)
 
 
 def numbers(*values: int, **others: Any) -> TensorDict:
@@ -58,7 +58,7 @@ def test_rows_are_copies() -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_rows_with_other_keys_shapes_or_dtypes(nested: bool) -> None:
-    def with_others(value: torch.Tensor, name: str = "hidden") -> Sent:
+    def with_others(value: torch.Tensor, name: str = "hidden") -> SentInputs:
         others: Any = {name: value}
         return sent(numbers(1, 2, policy=TensorDict(others, [2])) if nested else numbers(1, 2, **others))
 
@@ -326,7 +326,7 @@ def test_what_ctrl_c_kept_from_being_returned_is_received_later(make: Any, monke
         assert sorted(td["next", "observation"].tolist()) == [[0, 1, 1, 1], [1, 1, 1, 2]]
 
 
-@pytest.mark.parametrize("name", ["Ticket", "Immediate"])
+@pytest.mark.parametrize("name", ["PendingStep", "Immediate"])
 def test_ctrl_c_while_a_serial_env_sends_leaves_it_usable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with SerialEnv(3, CountingEnv, create_env_kwargs=numbered(3)) as env:
         env.reset()

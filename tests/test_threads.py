@@ -44,7 +44,7 @@ from test_close import (  # noqa: F401
 from test_exit import Script, script  # noqa: F401
 
 from aioenvs import AsyncParallelEnv, ParallelEnv
-from aioenvs.engine.pools.thread_host import Errand, Mailbox
+from aioenvs.engine.pools.thread_host import Mailbox, ThreadJob
 from aioenvs.errors import (
     AioEnvsError,
     ClosedError,
@@ -168,7 +168,7 @@ async def test_the_loop_is_woken_once_for_what_comes_at_a_time(at_once: bool, mo
             loop.call_soon_threadsafe(callback)
 
     monkeypatch.setattr(mailbox, "_loop", Counted())
-    errand = Errand(print, (), loop.create_future())
+    errand = ThreadJob(print, (), loop.create_future())
     for number in range(3):
         await in_thread(mailbox.put, errand, number, None) if not at_once else mailbox.put(errand, number, None)
     await turn_the_loop()

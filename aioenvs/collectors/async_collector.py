@@ -16,8 +16,8 @@ from tensordict.nn import InteractionType
 from aioenvs.collectors.first_ready import FirstReady
 from aioenvs.collectors.lockstep import Lockstep
 from aioenvs.collectors.plan import Plan, Progress, Progressing
-from aioenvs.collectors.policy import Actor
-from aioenvs.collectors.strategy import TrajectoryIds, Way, apart
+from aioenvs.collectors.policy import PolicyRunner
+from aioenvs.collectors.strategy import CollectStrategy, TrajectoryIds, apart
 from aioenvs.engine.portal import driven
 from aioenvs.errors import ClosedError, ConcurrencyError, shown
 from aioenvs.faces.commands import AsyncEnvs
@@ -40,7 +40,7 @@ class Saved:
     """
 
     env: AsyncEnvs
-    actor: Actor
+    actor: PolicyRunner
     progress: Progress
     ids: TrajectoryIds
 
@@ -166,13 +166,13 @@ class AsyncCollector(Progressing):
         self._progress = Progress(plan)
         self._face = type(self).__name__  # what messages call it: the sync one puts its own name here
         self._env = env
-        self._actor = Actor(policy, policy_device, exploration_type)
+        self._actor = PolicyRunner(policy, policy_device, exploration_type)
         self._storing_device = storing_device
         checked_device(storing_device)
         self._close_env = close_env
         self._ids = TrajectoryIds()
         self._saved = Saved(env, self._actor, self._progress, self._ids)
-        self._way: Way | None = None
+        self._way: CollectStrategy | None = None
         self._batch: TensorDictBase | None = None  # one that nobody has claimed yet
         self._is_closed = self._is_busy = False
 
@@ -239,7 +239,7 @@ class AsyncCollector(Progressing):
         act = partial(self._actor.act, self._env, at_random=progress.at_random)
         self._batch = await way.batch(act, progress.batches_left)
 
-    async def _find_way(self) -> Way:
+    async def _find_way(self) -> CollectStrategy:
         """How the batches are collected from the envs as they run now."""
         scope = await self._env._scope()
         if self._way is None or not self._way.is_of(self._env):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from aioenvs.collectors.strategy import TRAJ_IDS, Act, TrajectoryIds, Way, failed_envs
+from aioenvs.collectors.strategy import TRAJ_IDS, Act, CollectStrategy, TrajectoryIds, failed_envs
 from aioenvs.errors import WorkerError
 from aioenvs.faces.commands import AsyncEnvs
 from aioenvs.faces.requests import envs_of, index_of
@@ -19,7 +19,7 @@ from aioenvs.tensors.storage import StepStorage
 __all__ = ["FirstReady"]
 
 
-class FirstReady(Way):
+class FirstReady(CollectStrategy):
     """The envs step apart, so that a batch is `(steps, *bs)`, in the order in which they answered.
 
     Each env is at work, or ready: its root is here and waits for an action. While the policy chooses for those that are
@@ -169,7 +169,7 @@ class FirstReady(Way):
         while self._env.outstanding:
             await self._receive(len(self._env.outstanding))
 
-    def inherit(self, former: Way) -> None:
+    def inherit(self, former: CollectStrategy) -> None:
         super().inherit(former)
         if isinstance(former, FirstReady):
             self._early = former._early

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from aioenvs.collectors.strategy import TRAJ_IDS, Act, Way, failed_envs
+from aioenvs.collectors.strategy import TRAJ_IDS, Act, CollectStrategy, failed_envs
 from aioenvs.tensors.storage import StepStorage
 
 __all__ = ["Lockstep"]
 
 
-class Lockstep(Way):
+class Lockstep(CollectStrategy):
     """Every env takes each step, so that a batch is `(*batch_size, T)`."""
 
     flat = False
@@ -79,7 +79,7 @@ class Lockstep(Way):
         row, self._row = await self._kept(self._row), None
         storage.write(row)
 
-    def inherit(self, former: Way) -> None:
+    def inherit(self, former: CollectStrategy) -> None:
         super().inherit(former)
         if isinstance(former, Lockstep):
             self._row = former._row

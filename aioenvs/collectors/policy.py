@@ -21,7 +21,7 @@ from aioenvs.tensors.rollout import Policy, as_policy, with_action
 from aioenvs.tensors.transfer import Transfer
 from aioenvs.tensors.trees import exchanged, tensors_of
 
-__all__ = ["Actor", "Visit", "can_visit", "places_of"]
+__all__ = ["PolicyRunner", "PolicyTransfer", "can_visit", "places_of"]
 
 
 def can_visit(td: TensorDictBase) -> bool:
@@ -29,7 +29,7 @@ def can_visit(td: TensorDictBase) -> bool:
     return type(td) is TensorDict and (td.device is None or td.device.type == "cpu")
 
 
-class Visit:
+class PolicyTransfer:
     """A root on the device of a policy.
 
     Args:
@@ -74,7 +74,7 @@ def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-class Actor:
+class PolicyRunner:
     """Calls a policy.
 
     Args:
@@ -163,13 +163,13 @@ class Actor:
             acted = acted.to(td.device or torch.device("cpu"))
         return with_action(td, acted)
 
-    def _visit(self, td: TensorDictBase) -> Visit | None:
+    def _visit(self, td: TensorDictBase) -> PolicyTransfer | None:
         """What brings a root of the host to the policy in one copy; None where it need not be brought, or cannot."""
         if self._device is None or not can_visit(td):
             return None
         if self._transfer is None:
             self._transfer = Transfer(None, backend_of(self._given_device))
-        return None if self._transfer.backend is None else Visit(self._transfer, td)
+        return None if self._transfer.backend is None else PolicyTransfer(self._transfer, td)
 
     async def _called(self, td: TensorDictBase) -> Any:
         """What the policy makes of a root."""

@@ -22,7 +22,7 @@ from aioenvs.tensors.done import done_mask
 from aioenvs.tensors.storage import StepStorage, array_of
 from aioenvs.tensors.transfer import Transfer
 
-__all__ = ["TRAJ_IDS", "Act", "Errand", "TrajectoryIds", "Way", "apart", "failed_envs"]
+__all__ = ["TRAJ_IDS", "Act", "CollectStrategy", "ShieldedCommand", "TrajectoryIds", "apart", "failed_envs"]
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def apart() -> Iterator[None]:
         yield
 
 
-class Errand:
+class ShieldedCommand:
     """One command at a time, which cancelling the one who waits for it does not end: who asks next gets its result."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class TrajectoryIds:
 Act = Callable[[TensorDictBase], Awaitable[TensorDictBase]]  # the policy: from a root to the same with the actions
 
 
-class Way(ABC):
+class CollectStrategy(ABC):
     """Collects batch after batch, and goes on where an exception, or being cancelled, made it stop.
 
     Args:
@@ -149,7 +149,7 @@ class Way(ABC):
         self._crossing = None if backend is None else Transfer(None, backend)
         self._ids = ids
         self._done_keys = tuple(env._index.every_key("done"))
-        self._errand = Errand()
+        self._errand = ShieldedCommand()
         self._storage: StepStorage | None = None
         scope = env._running_scope
         assert scope is not None
@@ -180,7 +180,7 @@ class Way(ABC):
         scope = env._running_scope
         return scope is not None and scope.whole is self._whole
 
-    def inherit(self, former: Way) -> None:
+    def inherit(self, former: CollectStrategy) -> None:
         """Go on with what another one has collected."""
         self._storage = former._storage
 

@@ -17,10 +17,10 @@ from enum import StrEnum
 
 from aioenvs.errors import ClosedError, ConcurrencyError, WorkerError, describe_envs
 
-__all__ = ["SlotState", "Slots"]
+__all__ = ["EnvState", "EnvStates"]
 
 
-class SlotState(StrEnum):
+class EnvState(StrEnum):
     """What an env is doing, as the parent knows it."""
 
     IDLE = "idle"
@@ -30,7 +30,7 @@ class SlotState(StrEnum):
     CLOSED = "closed"
 
 
-class Slots:
+class EnvStates:
     """The bookkeeping of all envs of a pool; sets, so that a batch costs the same as one env."""
 
     def __init__(self, num_envs: int) -> None:
@@ -40,15 +40,15 @@ class Slots:
         self._unanswered: set[int] = set()
         self._broken: dict[int, WorkerError] = {}
 
-    def state(self, env: int) -> SlotState:
+    def state(self, env: int) -> EnvState:
         """The state of one env."""
         if self.closed:
-            return SlotState.CLOSED
+            return EnvState.CLOSED
         if env in self._broken:
-            return SlotState.BROKEN
+            return EnvState.BROKEN
         if env in self._held:
-            return SlotState.BUSY
-        return SlotState.DRAINING if env in self._unanswered else SlotState.IDLE
+            return EnvState.BUSY
+        return EnvState.DRAINING if env in self._unanswered else EnvState.IDLE
 
     def acquire(self, envs: Set[int], command: str, *, replacing: bool = False) -> bool:
         """Hold some envs for one command, all or none.

@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from aioenvs.errors import SpecMismatchError, shown
 
 __all__ = [
+    "HALVES",
     "INPUT",
     "IN_NEXT",
     "IN_ROOT",
+    "LATEST",
     "NEXT",
     "ROOT",
-    "SLOTS",
     "STATUS",
-    "TURN",
-    "WHERE",
-    "WHOLE",
+    "WRITE_HALF",
+    "WRITE_ROOT",
     "EnvMetadata",
     "Family",
     "Key",
@@ -144,18 +144,18 @@ NEXT = "next"
 ROOT = "root"
 
 # What comes out has two slots, so that one can be looked at while the other is written: their regions.
-SLOTS = ({NEXT: NEXT, ROOT: ROOT}, {NEXT: "next'", ROOT: "root'"})
+HALVES = ({NEXT: NEXT, ROOT: ROOT}, {NEXT: "next'", ROOT: "root'"})
 
-# A region of the engine's own. WHERE says in which region an env has its latest values, and, times two, in which slot:
+# A region of the engine's own. WHERE says in which region an env has its latest values, and, times two, in which half:
 # only the env's own side writes it, when they are complete, so that it holds whatever became of the reply. TURN says in
-# which slot its next command writes, and with WHOLE that a step writes the root, too, also where there is no reset:
+# which half its next command writes, and with WHOLE that a step writes the root, too, also where there is no reset:
 # only the parent writes it (`aioenvs.engine.double_buffer`), while the env is not at work; what hosts the env looks it up with
 # each command.
 STATUS = "status"
-WHERE: Key = ("where",)
+LATEST: Key = ("where",)
 IN_ROOT, IN_NEXT = 0, 1
-TURN: Key = ("turn",)
-WHOLE = 2
+WRITE_HALF: Key = ("turn",)
+WRITE_ROOT = 2
 
 
 @dataclass(frozen=True)
@@ -264,11 +264,11 @@ def _laid_out(parts: Iterable[tuple[Sequence[int], EnvMetadata]]) -> tuple[Famil
 
 
 def _with_slots(leaves: Mapping[str, tuple[Leaf, ...]]) -> dict[str, tuple[Leaf, ...]]:
-    """All regions of a family; the two of one slot are neighbours, so that they can be copied in one go."""
-    regions = {region: own for region, own in leaves.items() if region not in SLOTS[0]}
-    for slot in SLOTS:
-        regions |= {name: leaves[region] for region, name in slot.items() if region in leaves}
-    return {**regions, STATUS: (Leaf(WHERE, "|u1", ()), Leaf(TURN, "|u1", ()))}
+    """All regions of a family; the two of one half are neighbours, so that they can be copied in one go."""
+    regions = {region: own for region, own in leaves.items() if region not in HALVES[0]}
+    for half in HALVES:
+        regions |= {name: leaves[region] for region, name in half.items() if region in leaves}
+    return {**regions, STATUS: (Leaf(LATEST, "|u1", ()), Leaf(WRITE_HALF, "|u1", ()))}
 
 
 def check_unchanged(env: int, expected: EnvMetadata, found: EnvMetadata) -> None:

@@ -297,7 +297,7 @@ class LoopPortal:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise ConcurrencyError("a synchronous method was called from inside the envs' own event loop")
-        errand = _Errand(self._loop, coroutine)
+        errand = _PortalCall(self._loop, coroutine)
         try:
             self._loop.call_soon_threadsafe(errand.begin)
             interrupts.arm(functools.partial(self._loop.call_soon_threadsafe, errand.cancel))
@@ -323,7 +323,7 @@ class LoopPortal:
             self._thread.join()
 
 
-class _Errand(Generic[T]):
+class _PortalCall(Generic[T]):
     """A coroutine that another thread has run in the portal's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:

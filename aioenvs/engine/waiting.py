@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from aioenvs.engine.double_buffer import Fence
 from aioenvs.errors import shown
 
-__all__ = ["MOST", "TURNS", "Deadline", "Watchman", "check_seconds", "done_within", "drop", "hear", "outlast"]
+__all__ = ["MOST", "TURNS", "Deadline", "FenceWaiter", "check_seconds", "done_within", "drop", "hear", "outlast"]
 
 
 TURNS = 10  # of the loop, in which what came while it did not run gets to whoever waits for it
@@ -127,7 +127,7 @@ Report = Callable[[BaseException | None], object]
 Watch = tuple[Sequence[Fence], Report]
 
 
-class Watchman:
+class FenceWaiter:
     """Waits for fences in threads of its own, which are started when there is something to be waited for."""
 
     def __init__(self) -> None:

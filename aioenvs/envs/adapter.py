@@ -14,15 +14,15 @@ from aioenvs.engine.adapters.base import CALLERS, Attribute, Call, Handling, Res
 from aioenvs.engine.adapters.copying import received
 from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.layout import (
+    HALVES,
     IN_NEXT,
     IN_ROOT,
     INPUT,
+    LATEST,
     NEXT,
     ROOT,
-    SLOTS,
     STATUS,
-    WHERE,
-    WHOLE,
+    WRITE_ROOT,
     Arrays,
     EnvMetadata,
     Leaf,
@@ -75,12 +75,12 @@ class TensorDictAdapter:
         self._is_flat = all(len(key) == 1 and not isinstance(spec, NonTensor) for key, spec in whole.leaves.items())
         self.metadata = self._describe()
         self._inputs: dict[Key, torch.Tensor] = {}
-        self._slots: list[dict[str, dict[Key, torch.Tensor]]] = []
-        self._turn = 0
+        self._halves: list[dict[str, dict[Key, torch.Tensor]]] = []
+        self._write_half = 0
         self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
         # Of each region, what has a row: what it must be, and where it comes; and what has none.
         self._fixed: dict[str, list[tuple[Key, torch.Size, torch.dtype | None]]] = {}
-        self._targets: list[dict[str, list[torch.Tensor]]] = []  # by slot
+        self._targets: list[dict[str, list[torch.Tensor]]] = []  # by half
         self._latest_rows: list[list[tuple[Key, torch.Tensor]]] = []  # by what WHERE says
         self._callers: Any = None  # the root that the caller has, if that is shown: a TensorDict, or a dict of tensors
         self._loose: dict[str, dict[Key, TensorSpec]] = {}
@@ -156,18 +156,18 @@ class TensorDictAdapter:
         return not (self._by_reference or is_loose(spec))
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
-        self._where = arrays[STATUS][WHERE][row : row + 1]
+        self._where = arrays[STATUS][LATEST][row : row + 1]
         self._inputs = self._rows(INPUT, arrays[INPUT], row)
-        self._slots = [
-            {region: self._rows(region, arrays[name], row) for region, name in slot.items()} for slot in SLOTS
+        self._halves = [
+            {region: self._rows(region, arrays[name], row) for region, name in half.items()} for half in HALVES
         ]
-        self._targets = [{region: list(rows.values()) for region, rows in slot.items()} for slot in self._slots]
-        for region, rows in self._slots[0].items():
+        self._targets = [{region: list(rows.values()) for region, rows in half.items()} for half in self._halves]
+        for region, rows in self._halves[0].items():
             leaves = self._trees[region].leaves
             self._fixed[region] = [(key, leaves[key].shape, leaves[key].dtype) for key in rows]
             self._loose[region] = {key: spec for key, spec in leaves.items() if key not in rows}
         self._latest_rows = [
-            [(key, slot[region][key]) for key in slot[ROOT]] for slot in self._slots for region in (ROOT, NEXT)
+            [(key, half[region][key]) for key in half[ROOT]] for half in self._halves for region in (ROOT, NEXT)
         ]
         if not self.metadata.shows_root:  # rows say zeros as well until the env has said anything
             self._objects[ROOT] = {
@@ -176,8 +176,8 @@ class TensorDictAdapter:
                 if not isinstance(spec, NonTensor) and -1 not in spec.shape
             }
 
-    def take_turn(self, turn: int) -> None:
-        self._turn = turn
+    def take_half(self, write_half: int) -> None:
+        self._write_half = write_half
 
     def _rows(self, region: str, arrays: Arrays, row: int) -> dict[Key, torch.Tensor]:
         leaves = self._trees[region].leaves
@@ -211,7 +211,7 @@ class TensorDictAdapter:
         if not arguments.given and not arguments.objects:
             return None
         # where a state is an observation as well, it is in the latter
-        rows = self._slots[self._turn & 1][ROOT] | self._inputs
+        rows = self._halves[self._write_half & 1][ROOT] | self._inputs
         values = {key: rows[key].clone() for key in arguments.given} | {
             key: copied(value) for key, value in arguments.objects.items()
         }
@@ -296,7 +296,7 @@ class TensorDictAdapter:
 
     def _keep_root(self, values: Mapping[Key, Any]) -> None:
         """Write what came of a step to the root as well, where it is wanted there."""
-        if self._turn & WHOLE and (targets := self._targets[self._turn & 1][ROOT]):
+        if self._write_half & WRITE_ROOT and (targets := self._targets[self._write_half & 1][ROOT]):
             torch._foreach_copy_(targets, [values[key] for key, _, _ in self._fixed[ROOT]])
 
     def _settle_streams(self) -> None:
@@ -320,10 +320,10 @@ class TensorDictAdapter:
             value = values.get(key)
             value = self._checked(region, key, td, value)
             self._objects[region][key] = copied(plain(value) if isinstance(spec, NonTensor) else value)
-        slot = self._turn & 1
+        half = self._write_half & 1
         if written:
-            torch._foreach_copy_(self._targets[slot][region], written)
-        self._where[0] = 2 * slot + (IN_ROOT if region == ROOT else IN_NEXT)
+            torch._foreach_copy_(self._targets[half][region], written)
+        self._where[0] = 2 * half + (IN_ROOT if region == ROOT else IN_NEXT)
         return values
 
     def _checked(self, region: str, key: Key, td: TensorDictBase, value: Any) -> Any:

@@ -19,7 +19,7 @@ from aioenvs.errors import ClosedError, shown
 from aioenvs.hints import hint_at, hints_at_keywords
 from aioenvs.specs import Composite
 from aioenvs.specs.base import as_device
-from aioenvs.tensors.rollout import RolloutOptions, Steps, drive, rollout
+from aioenvs.tensors.rollout import RolloutOptions, RolloutSteps, drive, rollout
 
 __all__ = ["EnvBase"]
 
@@ -276,7 +276,7 @@ class EnvBase(Transitions, torch.nn.Module, metaclass=_EnvMeta):
         )
         return self._driven(rollout(self, options, policy, callback, tensordict, out))
 
-    def _driven(self, steps: Steps) -> TensorDictBase:
+    def _driven(self, steps: RolloutSteps) -> TensorDictBase:
         """Run a rollout to its end."""
         return drive(steps)
 

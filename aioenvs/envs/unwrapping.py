@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from aioenvs.engine.adapters.base import Call, Handling, ResetArguments
 from aioenvs.engine.adapters.gymnasium import GymAdapter
 from aioenvs.engine.adapters.spaces import Objects
-from aioenvs.engine.layout import INPUT, NEXT, ROOT, SLOTS, STATUS, WHOLE, Arrays, EnvMetadata, Leaf
+from aioenvs.engine.layout import HALVES, INPUT, NEXT, ROOT, STATUS, WRITE_ROOT, Arrays, EnvMetadata, Leaf
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.gym import EnvWrapper, GymEnv, GymWrapper
 from aioenvs.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
@@ -23,7 +23,15 @@ from aioenvs.specs.onehot import MaskedSpec
 from aioenvs.tensors.storage import storage_dtype, tensor_of
 from aioenvs.tensors.trees import Key, Tree, region_trees
 
-__all__ = ["NO_NAMES", "Converter", "SeenThrough", "WrapperAdapter", "adapted", "can_see_through", "has_values_of"]
+__all__ = [
+    "NO_NAMES",
+    "Converter",
+    "UnwrappingAdapter",
+    "WrapperAdapter",
+    "adapted",
+    "can_see_through",
+    "has_values_of",
+]
 
 WRAPPERS = (GymEnv, GymWrapper, PettingZooEnv, PettingZooWrapper)
 
@@ -94,7 +102,7 @@ def _is_one_hot(spec: TensorSpec) -> bool:
     return isinstance(spec, OneHot | MultiOneHot)
 
 
-class SeenThrough(TensorDictAdapter):
+class UnwrappingAdapter(TensorDictAdapter):
     """Drives the env inside a wrapper for whose specs `has_values_of` holds.
 
     Args:
@@ -132,7 +140,7 @@ class SeenThrough(TensorDictAdapter):
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._decoders.clear()
         own: dict[str, Arrays] = {STATUS: {key: array[row : row + 1] for key, array in arrays[STATUS].items()}}
-        regions = [(INPUT, INPUT), *(pair for slot in SLOTS for pair in slot.items())]
+        regions = [(INPUT, INPUT), *(pair for half in HALVES for pair in half.items())]
         for region, place in regions:
             own[place] = {}
             self._encoders[place] = []
@@ -149,8 +157,8 @@ class SeenThrough(TensorDictAdapter):
                 else:
                     own[place][key] = values.reshape(1, *shape)
         self._root_flags = [
-            [array for key, array in own[slot[ROOT]].items() if self._names.get(key, key) in self._done_leaves]
-            for slot in SLOTS
+            [array for key, array in own[half[ROOT]].items() if self._names.get(key, key) in self._done_leaves]
+            for half in HALVES
         ]
         self._inner.bind(own, 0)
 
@@ -158,9 +166,9 @@ class SeenThrough(TensorDictAdapter):
     def core(self) -> Any:
         return self._inner.core
 
-    def take_turn(self, turn: int) -> None:
-        super().take_turn(turn)
-        self._inner.take_turn(turn)
+    def take_half(self, write_half: int) -> None:
+        super().take_half(write_half)
+        self._inner.take_half(write_half)
 
     def _decoder(self, key: Key, spec: TensorSpec, row: NDArray[Any], target: NDArray[Any]) -> Converter:
         """A function that brings the action of the next step from the env's row to where its adapter reads it.
@@ -216,7 +224,9 @@ class SeenThrough(TensorDictAdapter):
             self._inner.reset(ResetArguments(arguments.kwargs))
             self._encode(ROOT)
         finally:
-            for flag in self._root_flags[self._turn & 1]:  # where the caller's are, which the inner env leaves there
+            for flag in self._root_flags[
+                self._write_half & 1
+            ]:  # where the caller's are, which the inner env leaves there
                 flag[...] = False
 
     def step(self, maybe_reset: bool) -> bool:
@@ -224,12 +234,12 @@ class SeenThrough(TensorDictAdapter):
             decode()
         done = self._inner.step(maybe_reset)
         self._encode(NEXT)
-        if (done and maybe_reset) or self._turn & WHOLE:
+        if (done and maybe_reset) or self._write_half & WRITE_ROOT:
             self._encode(ROOT)
         return done
 
     def _encode(self, region: str) -> None:
-        for encode in self._encoders[SLOTS[self._turn & 1][region]]:
+        for encode in self._encoders[HALVES[self._write_half & 1][region]]:
             encode()
 
     def close(self) -> None:
@@ -244,7 +254,7 @@ class SeenThrough(TensorDictAdapter):
         return {}
 
 
-class WrapperAdapter(SeenThrough):
+class WrapperAdapter(UnwrappingAdapter):
     """Drives the env inside a wrapper of this package for which `can_see_through` holds.
 
     Args:

@@ -14,7 +14,7 @@ from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.envs.spec_properties import Described
 from aioenvs.errors import AioEnvsError, shown
 from aioenvs.faces.requests import each_of
-from aioenvs.faces.session import Scope
+from aioenvs.faces.session import EnvSelection
 from aioenvs.hints import describe, lacking, not_for_transforms
 
 __all__ = ["AsyncCalls", "Statistics"]
@@ -57,12 +57,12 @@ class AsyncCalls(Described):
         """How many envs there are."""
 
     @abstractmethod
-    async def _scope(self) -> Scope:
+    async def _scope(self) -> EnvSelection:
         """What it takes to command the envs, which are started if need be."""
 
     @property
     @abstractmethod
-    def _running_scope(self) -> Scope | None:
+    def _running_scope(self) -> EnvSelection | None:
         """The same if they run, else None."""
 
     def __getattr__(self, name: str) -> Any:
@@ -166,7 +166,7 @@ class AsyncCalls(Described):
             restarts=tuple(pool.replaced[pool.host_of(env)] for env in envs),
             mean_step_seconds=tuple(each.total / each.count if each.count else 0.0 for each in times),
             max_step_seconds=tuple(each.longest for each in times),
-            states=tuple(pool.slots.state(env).value for env in envs),
+            states=tuple(pool.states.state(env).value for env in envs),
         )
 
     async def render(self, *, timeout: float | None = None) -> list[Any]:
@@ -242,7 +242,7 @@ class AsyncCalls(Described):
         return [outcome.values[env] for env in envs]
 
     async def _asked(
-        self, scope: Scope, command: str, timeout: float | None, ask: Callable[[Pool, Lease], Awaitable[Outcome]]
+        self, scope: EnvSelection, command: str, timeout: float | None, ask: Callable[[Pool, Lease], Awaitable[Outcome]]
     ) -> Outcome:
         """What comes of a command that all envs get."""
         lease = await scope.pool.hold(scope.everything, command, timeout=timeout)

@@ -15,7 +15,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.failure import attributed
-from aioenvs.engine.pools.pool import Lease, Pool, Steps, closed_meanwhile
+from aioenvs.engine.pools.pool import Lease, PendingOutcome, Pool, closed_meanwhile
 from aioenvs.engine.portal import Immediate
 from aioenvs.engine.waiting import Deadline, done_within
 from aioenvs.engine.worker.env_host import Outcome
@@ -37,15 +37,15 @@ from aioenvs.tensors.device import Fence
 from aioenvs.tensors.trees import owned
 
 if TYPE_CHECKING:
-    from aioenvs.faces.session import Scope
+    from aioenvs.faces.session import EnvSelection
 
-__all__ = ["Arrival", "Outbox", "Outgoing", "Sent", "Ticket", "entries_of", "gathered"]
+__all__ = ["PendingCopy", "PendingStep", "PendingSteps", "SendRequest", "SentInputs", "entries_of", "gathered"]
 
 
 PLAIN = frozenset((torch.Tensor,))
 
 
-class Sent:
+class SentInputs:
     """A copy of what a caller sent.
 
     Attributes:
@@ -80,7 +80,7 @@ class Sent:
                 ) from error
 
 
-def gathered(parts: Sequence[tuple[Sent, int]]) -> TensorDictBase:
+def gathered(parts: Sequence[tuple[SentInputs, int]]) -> TensorDictBase:
     """Some rows of what was sent, as one batch; a dense one if they are alike.
 
     Args:
@@ -113,7 +113,7 @@ def entries_of(td: TensorDictBase, signature: Signature) -> dict[str, Any]:
     return {name: value for name in ("next", "_step") if (value := td.get(name, None)) is not None}
 
 
-class Arrival:
+class PendingCopy:
     """Inputs of several envs that are on their way from a device, and are looked at when they are here.
 
     Args:
@@ -150,7 +150,7 @@ class Arrival:
             raise self._error
 
 
-class Outgoing:
+class SendRequest:
     """A step for some envs of a running pool, checked as far as it is here.
 
     Args:
@@ -165,13 +165,13 @@ class Outgoing:
         SpecMismatchError: If an action is missing, or does not fit.
     """
 
-    def __init__(self, scope: Scope, td: TensorDictBase, timeout: float | None) -> None:
+    def __init__(self, scope: EnvSelection, td: TensorDictBase, timeout: float | None) -> None:
         self._whole = scope.whole
         self._timeout: float | Deadline | None = timeout
         self._envs = named_envs(td, scope.envs.tolist(), scope.whole.read)
         self._scope = self._whole.scope(self._envs)
         self._refuse(td)
-        self._sent = Sent(td)
+        self._sent = SentInputs(td)
         td = self._sent.td
         exchange: Any = self._scope.exchange
         entries = entries_of(td, self._scope.signature)
@@ -179,9 +179,9 @@ class Outgoing:
         # What is fetched is the copy, since the caller may write to his own as soon as `send` returns.
         fetched, fence = self._scope.fetch(td, entries) or ({}, None)
         self._inputs: Any = exchange.check_inputs(td, entries, None, fetched, arrived=fence is None or fence.done())
-        self._arrival: Arrival | None = None
+        self._arrival: PendingCopy | None = None
         if fence is not None and not fence.done():
-            self._arrival = Arrival(scope.pool, fence, functools.partial(exchange.check_arrived, self._inputs))
+            self._arrival = PendingCopy(scope.pool, fence, functools.partial(exchange.check_arrived, self._inputs))
 
     def _refuse(self, td: TensorDictBase) -> None:
         expected = self._scope.signature.batch_size
@@ -228,7 +228,7 @@ class Outgoing:
 
 
 @dataclass(eq=False)
-class Ticket:
+class PendingStep:
     """One step of one env, from when it is sent until it is received.
 
     Attributes:
@@ -246,9 +246,9 @@ class Ticket:
     """
 
     env: int
-    scope: Scope
+    scope: EnvSelection
     lease: Lease
-    sent: Sent
+    sent: SentInputs
     row: int
     known: Any = None
     following: Any = None
@@ -273,7 +273,7 @@ class Waiter:
     woken: asyncio.Future[None] | None = None
 
 
-class Outbox:
+class PendingSteps:
     """What the envs of a pool were sent and nobody has received yet; belongs to the pool's event loop.
 
     Args:
@@ -285,8 +285,8 @@ class Outbox:
     def __init__(self, pool: Pool, *, reads_at_once: bool) -> None:
         self._pool = pool
         self._reads_at_once = reads_at_once
-        self._sent: dict[int, Ticket] = {}
-        self._settled: dict[int, Ticket] = {}  # those of them that are done, in the order in which they were
+        self._sent: dict[int, PendingStep] = {}
+        self._settled: dict[int, PendingStep] = {}  # those of them that are done, in the order in which they were
         self._waiters: list[Waiter] = []
         self._closed = False
 
@@ -299,11 +299,11 @@ class Outbox:
     def send(
         self,
         lease: Lease,
-        scopes: Sequence[Scope],
-        sent: Sent,
+        scopes: Sequence[EnvSelection],
+        sent: SentInputs,
         exchange: Exchange | LazyExchange,
         inputs: Any,
-        arrival: Arrival | None = None,
+        arrival: PendingCopy | None = None,
     ) -> None:
         """Let some envs take their steps.
 
@@ -318,13 +318,13 @@ class Outbox:
         Raises:
             Exception: If an input cannot be sent; nothing was sent then, and the lease has ended.
         """
-        tickets: list[Ticket] = []
-        steps: list[Steps] = []
+        tickets: list[PendingStep] = []
+        steps: list[PendingOutcome] = []
         waits = lease.waits or arrival is not None
         try:
             for row, scope in enumerate(scopes):
                 own = lease._replace(selection=scope.everything, command="send")
-                tickets.append(Ticket(int(scope.envs[0]), scope, own, sent, row, waits=waits))
+                tickets.append(PendingStep(int(scope.envs[0]), scope, own, sent, row, waits=waits))
             if waits:
                 shares = [exchange.share(inputs, row) for row in range(len(tickets))]
                 steps = [self._begin_later(*own, arrival) for own in zip(tickets, shares, strict=True)]
@@ -338,20 +338,20 @@ class Outbox:
             under_way = {ticket.env for ticket in tickets if ticket.task is not None} | self._settled.keys()
             for env in lease.selection.envs - under_way:
                 self._sent.pop(env, None)
-                self._pool.slots.release({env})
+                self._pool.states.release({env})
             for ticket, step in zip(tickets, steps, strict=False):
                 if ticket.env not in under_way:
                     step.close()
             raise
 
-    def _begin(self, tickets: Sequence[Ticket], objects: Mapping[int, Objects] | None) -> list[Steps]:
+    def _begin(self, tickets: Sequence[PendingStep], objects: Mapping[int, Objects] | None) -> list[PendingOutcome]:
         """Send the steps of envs that are ready, and whose inputs are stored but for the objects."""
         if self._pool.restarts:
             for ticket in tickets:
                 ticket.known = ticket.scope.exchange.latest()
         return self._pool.step_each([ticket.lease for ticket in tickets], objects, maybe_reset=True)
 
-    async def _begin_later(self, ticket: Ticket, share: Inputs, arrival: Arrival | None) -> Outcome:
+    async def _begin_later(self, ticket: PendingStep, share: Inputs, arrival: PendingCopy | None) -> Outcome:
         """Send the step of an env once it is ready, and what it is given has arrived."""
         if arrival is not None:
             await arrival.wait(ticket.lease)
@@ -361,7 +361,7 @@ class Outbox:
         ticket.waits = False
         return await steps
 
-    def _follow(self, ticket: Ticket, steps: Steps) -> None:
+    def _follow(self, ticket: PendingStep, steps: PendingOutcome) -> None:
         """See to it that the answer is taken in when it comes."""
         if self._pool.suspends:
             ticket.task = asyncio.get_running_loop().create_task(steps)
@@ -373,9 +373,9 @@ class Outbox:
             ticket.error = error
         self._settle(ticket)
 
-    def _done(self, ticket: Ticket, task: asyncio.Task[Outcome]) -> None:
+    def _done(self, ticket: PendingStep, task: asyncio.Task[Outcome]) -> None:
         ticket.task = None
-        if task.cancelled() and self._pool.slots.closed:
+        if task.cancelled() and self._pool.states.closed:
             ticket.error = closed_meanwhile({ticket.env})
         elif task.cancelled():
             ticket.error = AioEnvsError(f"the step of env {ticket.env} was cancelled together with all tasks around it")
@@ -388,7 +388,7 @@ class Outbox:
                 ticket.error = error
         self._settle(ticket)
 
-    def _take_in(self, ticket: Ticket, outcome: Outcome) -> None:
+    def _take_in(self, ticket: PendingStep, outcome: Outcome) -> None:
         exchange = ticket.scope.exchange
         if self._reads_at_once or outcome.objects or outcome.failures or not isinstance(exchange, Exchange):
             read = ticket.scope.read_step(None, outcome, ticket.known, maybe_reset=True)
@@ -397,7 +397,7 @@ class Outbox:
         else:  # its rows stay as they are until it is sent the next step
             exchange.count(None, outcome)
 
-    def _settle(self, ticket: Ticket) -> None:
+    def _settle(self, ticket: PendingStep) -> None:
         self._settled[ticket.env] = ticket
         for waiter in self._waiters:
             if ticket.env in waiter.envs:
@@ -410,7 +410,7 @@ class Outbox:
     @contextlib.asynccontextmanager
     async def receiving(
         self, envs: Set[int], least: int, most: int | None, deadline: Deadline | None
-    ) -> AsyncIterator[list[Ticket]]:
+    ) -> AsyncIterator[list[PendingStep]]:
         """What has settled of some envs, in that order, for the caller to `take` before anything else happens.
 
         Nobody else receives from these envs until the context ends. Cancelling it, like every failure, takes nothing
@@ -471,14 +471,14 @@ class Outbox:
             pid=None,
         )
 
-    def _chosen(self, envs: Set[int], most: int | None) -> list[Ticket]:
+    def _chosen(self, envs: Set[int], most: int | None) -> list[PendingStep]:
         settled = [ticket for ticket in self._settled.values() if ticket.env in envs]
         if failed := [ticket for ticket in settled if ticket.error is not None]:
             self.take(failed)
             _raise(failed)
         return settled[:most]
 
-    def take(self, tickets: Sequence[Ticket]) -> None:
+    def take(self, tickets: Sequence[PendingStep]) -> None:
         """What came of these is received, and their envs are free again."""
         for ticket in tickets:
             del self._settled[ticket.env], self._sent[ticket.env]
@@ -512,11 +512,11 @@ class Outbox:
                     task.get_coro().close()
 
     @property
-    def _under_way(self) -> list[tuple[Ticket, asyncio.Task[Outcome]]]:
+    def _under_way(self) -> list[tuple[PendingStep, asyncio.Task[Outcome]]]:
         return [(ticket, ticket.task) for ticket in self._sent.values() if ticket.task is not None]
 
 
-def _raise(failed: Sequence[Ticket]) -> None:
+def _raise(failed: Sequence[PendingStep]) -> None:
     """Raise the error of the lowest env; it mentions the others. One that several envs share is one error for them."""
     distinct: dict[str, tuple[int, Any]] = {}
     for ticket in sorted(failed, key=lambda ticket: ticket.env):

@@ -19,7 +19,7 @@ from aioenvs.engine.waiting import outlast
 from aioenvs.errors import AioEnvsError, ClosedError, shown
 from aioenvs.faces.batch_specs import Signature
 from aioenvs.faces.commands import AsyncEnvs
-from aioenvs.faces.session import Running, Scope
+from aioenvs.faces.session import EnvSelection, Session
 from aioenvs.hints import Instead
 from aioenvs.specs.tensorclasses import name_classes
 from aioenvs.tensors.device import Device, DeviceBackend, checked_device, require_device
@@ -57,8 +57,8 @@ class AsyncBatchedEnv(AsyncEnvs):
 
     def __init__(self, config: BatchConfig, device: Device) -> None:
         self._pool: Pool | None = None  # also while it starts
-        self._running: Running | None = None
-        self._starting: asyncio.Task[Running] | None = None
+        self._running: Session | None = None
+        self._starting: asyncio.Task[Session] | None = None
         self._was_closed = False  # since it ran last
         self._waiting = 0  # how many tasks wait for the start
         self._face = type(self).__name__  # what messages call it: a sync face puts its own name here
@@ -88,7 +88,7 @@ class AsyncBatchedEnv(AsyncEnvs):
             raise AioEnvsError(f"{self!r} is started already")
         await self._started()
 
-    async def _started(self) -> Running:
+    async def _started(self) -> Session:
         """What runs, started if need be; tasks that come here at the same time share one start."""
         if self._running is not None:
             return self._running
@@ -115,7 +115,7 @@ class AsyncBatchedEnv(AsyncEnvs):
             raise ClosedError(f"{self!r} was closed by another task while it started")
         return starting.result()
 
-    def _check_start(self, starting: asyncio.Task[Running]) -> None:
+    def _check_start(self, starting: asyncio.Task[Session]) -> None:
         """Refuse to wait for a start in another event loop.
 
         Raises:
@@ -127,13 +127,13 @@ class AsyncBatchedEnv(AsyncEnvs):
                 "its own for each"
             )
 
-    def _start_ended(self, starting: asyncio.Task[Running]) -> None:
+    def _start_ended(self, starting: asyncio.Task[Session]) -> None:
         if self._starting is starting:  # it was cancelled before it began
             self._starting = None
         if not starting.cancelled():
             starting.exception()  # those who wait for it have it; there may be nobody left
 
-    async def _start(self) -> Running:
+    async def _start(self) -> Session:
         """Start, and say so in the same turn of the loop: whoever comes next must not find it between the two."""
         try:
             self._running = await self._make_running()
@@ -142,7 +142,7 @@ class AsyncBatchedEnv(AsyncEnvs):
         finally:
             self._starting = None
 
-    async def _make_running(self) -> Running:
+    async def _make_running(self) -> Session:
         if self._device is not None:
             require_device(self._device)
         share_states(self._config)
@@ -155,7 +155,7 @@ class AsyncBatchedEnv(AsyncEnvs):
                 torch.set_num_threads(config.num_threads)
             name_classes()
             await pool.start()
-            running = Running(
+            running = Session(
                 pool, self._backend or self._device, config.share_individual_td, config.pin_memory, config.non_blocking
             )
             if config.use_buffers and running.everything.signature.varies:
@@ -209,7 +209,7 @@ class AsyncBatchedEnv(AsyncEnvs):
         elif raise_if_closed:
             raise ClosedError(f"trying to close a closed environment: {self!r} is closed already, or was never started")
 
-    def _remember(self, running: Running) -> None:
+    def _remember(self, running: Session) -> None:
         self._known_signature = running.everything.signature
 
     __enter__ = Instead(
@@ -241,11 +241,11 @@ class AsyncBatchedEnv(AsyncEnvs):
 
     # -- what there is ----------------------------------------------------------------------------------
 
-    async def _scope(self) -> Scope:
+    async def _scope(self) -> EnvSelection:
         return (self._running or await self._started()).everything
 
     @property
-    def _running_scope(self) -> Scope | None:
+    def _running_scope(self) -> EnvSelection | None:
         return None if self._running is None else self._running.everything
 
     @property
@@ -393,10 +393,10 @@ class AsyncView(AsyncEnvs):
         self._envs = envs
         self._known_of: Signature | None = None  # the whole's, when this one's became known
 
-    async def _scope(self) -> Scope:
+    async def _scope(self) -> EnvSelection:
         return (self._owner._running or await self._started()).scope(self._envs)
 
-    async def _started(self) -> Running:
+    async def _started(self) -> Session:
         """What runs, started if need be, but not anew."""
         if self._was_closed:
             raise ClosedError(
@@ -415,7 +415,7 @@ class AsyncView(AsyncEnvs):
         return super()._last_signature()
 
     @property
-    def _running_scope(self) -> Scope | None:
+    def _running_scope(self) -> EnvSelection | None:
         running = self._owner._running
         return None if running is None else running.scope(self._envs)
 

@@ -17,7 +17,7 @@ from aioenvs.engine.pools.pool import Lease, Pool, Selection
 from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.envs.spec_index import SpecIndex
 from aioenvs.faces.batch_specs import Signature, common_device
-from aioenvs.faces.first_ready import Outbox
+from aioenvs.faces.first_ready import PendingSteps
 from aioenvs.faces.requests import index_of
 from aioenvs.faces.rows.exchange import Exchange, Rows, Values
 from aioenvs.faces.rows.reader import Ledger, placed
@@ -27,7 +27,7 @@ from aioenvs.tensors.step_mdp import NestedKey
 from aioenvs.tensors.transfer import Transfer
 from aioenvs.tensors.trees import Tree, exchanged, region_trees, tensors_of
 
-__all__ = ["Look", "Running", "Scope"]
+__all__ = ["BatchSpec", "EnvSelection", "Session"]
 
 logger = logging.getLogger("aioenvs")
 
@@ -36,7 +36,7 @@ MAX_SCOPES = 1024  # choices of envs, and looks of a batch, that are remembered
 
 
 @dataclass(frozen=True)
-class Look:
+class BatchSpec:
     """What all batches of envs with the same specs, in the same order, have in common."""
 
     signature: Signature
@@ -46,14 +46,14 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Scope:
+class EnvSelection:
     """Some envs of a pool, in the order of their batch.
 
     Attributes:
         mask_shapes: Where the masks of a partial reset may be, and the shape of the flags beside each.
     """
 
-    whole: Running
+    whole: Session
     envs: NDArray[np.intp]
     everything: Selection
     exchange: Exchange | LazyExchange
@@ -134,7 +134,7 @@ class Scope:
         return self.everything if rows is None else self.pool.select(sorted(self.envs[rows].tolist()))
 
 
-class Running:
+class Session:
     """What there is between start and close.
 
     Args:
@@ -163,8 +163,8 @@ class Running:
         backend = self._backend(common_device(pool.metadata) if device is None else device)
         self._share = share_individual_td
         self._ledgers = [
-            Ledger(family, arrays, turns, [pool.metadata[env] for env in family.envs])
-            for family, arrays, turns in zip(pool.families, pool.arrays, pool.turns, strict=True)
+            Ledger(family, arrays, buffers, [pool.metadata[env] for env in family.envs])
+            for family, arrays, buffers in zip(pool.families, pool.arrays, pool.buffers, strict=True)
         ]
         self._home = {env: ledger for ledger in self._ledgers for env in ledger.family.envs}
         firsts: dict[int, int] = {}  # for each env the first that says the same of itself, which it looks like
@@ -172,12 +172,12 @@ class Running:
         self.transfer = Transfer(torch.from_numpy(self._ledgers[0].memory), backend, pin_memory, _pinning(pin_memory))
         self.crossing = self.transfer if backend is not None else None
         pool.fenced = backend is not None
-        self._scopes: OrderedDict[tuple[int, ...], Scope] = OrderedDict()
-        self._looks: OrderedDict[tuple[int, ...], Look] = OrderedDict()
+        self._scopes: OrderedDict[tuple[int, ...], EnvSelection] = OrderedDict()
+        self._looks: OrderedDict[tuple[int, ...], BatchSpec] = OrderedDict()
         self.everything = self.scope(tuple(range(pool.num_envs)))
-        self.outbox = Outbox(pool, reads_at_once=pool.restarts or self.everything.signature.is_lazy)
+        self.outbox = PendingSteps(pool, reads_at_once=pool.restarts or self.everything.signature.is_lazy)
 
-    def scope(self, envs: tuple[int, ...]) -> Scope:
+    def scope(self, envs: tuple[int, ...]) -> EnvSelection:
         """What it takes to command these envs; worked out once for each choice of them."""
         return _remembered(self._scopes, envs, self._scope)
 
@@ -217,7 +217,7 @@ class Running:
         pending, seconds = self.transfer.pending, self.pool.timeouts.close
         over = False
         try:
-            over = not pending or await self.pool.watchman.outlasted(pending, seconds)
+            over = not pending or await self.pool.fence_waiter.outlasted(pending, seconds)
             if not over:
                 logger.warning(
                     "copies between %d envs and %s were not done within %s s (close_timeout): the memory is kept, and "
@@ -235,12 +235,12 @@ class Running:
         Args:
             over: Whether it is known that nothing is.
         """
-        watchman = self.pool.watchman
+        fence_waiter = self.pool.fence_waiter
         if not over and self.transfer.pending:
-            watchman.afterwards(self.transfer.pending, lambda _: self.transfer.close())
+            fence_waiter.afterwards(self.transfer.pending, lambda _: self.transfer.close())
         else:
             self.transfer.close()
-        watchman.close()
+        fence_waiter.close()
         # Scopes refer to this, and to the memory: without them it goes with the last result that looks into it.
         self._scopes.clear()
         self.__dict__.pop("everything", None)
@@ -255,7 +255,7 @@ class Running:
         self._looks.clear()
         self.everything = self.scope(tuple(range(self.pool.num_envs)))
 
-    def _scope(self, envs: tuple[int, ...]) -> Scope:
+    def _scope(self, envs: tuple[int, ...]) -> EnvSelection:
         indices = np.array(envs, np.intp)
         look, ships = self.look(envs), self.pool.ships
         parts = [
@@ -264,13 +264,13 @@ class Running:
         ]
         exchange = LazyExchange(parts) if look.signature.is_lazy else parts[0][1]
         everything = self.pool.select(sorted(envs))
-        return Scope(self, indices, everything, exchange, look.signature, look.mask_shapes, look.results)
+        return EnvSelection(self, indices, everything, exchange, look.signature, look.mask_shapes, look.results)
 
-    def look(self, envs: Sequence[int]) -> Look:
+    def look(self, envs: Sequence[int]) -> BatchSpec:
         """What a batch of these envs looks like."""
         return _remembered(self._looks, tuple(self._models[env] for env in envs), self._look)
 
-    def last_step(self, envs: Sequence[int], look: Look) -> tuple[Values, Values]:
+    def last_step(self, envs: Sequence[int], look: BatchSpec) -> tuple[Values, Values]:
         """What the last step of some envs of one family came to, and the root for the next one.
 
         Args:
@@ -280,7 +280,7 @@ class Running:
         ledger = self._home[envs[0]]
         return Exchange(ledger, _members(ledger, envs), look.trees[0], self.device).last_step()
 
-    def _look(self, models: tuple[int, ...]) -> Look:
+    def _look(self, models: tuple[int, ...]) -> BatchSpec:
         """What a batch of envs that look like these looks like."""
         families = self._families(models)
         metadata = [self.pool.metadata[env] for env in models]
@@ -296,7 +296,7 @@ class Running:
             results = LazyResults([each.specs for each in own], [each.trees for each in own], self.device)
         else:
             results = DenseResults(families[0][0].specs, signature.batch_size, trees[0], self.device)
-        return Look(signature, masks, trees, results)
+        return BatchSpec(signature, masks, trees, results)
 
     def _families(self, envs: Sequence[int]) -> list[tuple[Ledger, NDArray[np.intp]]]:
         """The families that these envs are of, and the places of each in the batch."""

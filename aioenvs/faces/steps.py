@@ -14,9 +14,9 @@ from aioenvs.engine.waiting import Deadline
 from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.errors import AioEnvsError
 from aioenvs.faces.calls import AsyncCalls
-from aioenvs.faces.first_ready import Outgoing, Ticket, entries_of, gathered
+from aioenvs.faces.first_ready import PendingStep, SendRequest, entries_of, gathered
 from aioenvs.faces.requests import check_next, check_size, check_unlocked, index_of, step_rows
-from aioenvs.faces.session import Scope
+from aioenvs.faces.session import EnvSelection
 
 __all__ = ["AsyncSteps"]
 
@@ -183,9 +183,9 @@ class AsyncSteps(AsyncCalls):
         """
         scope = self._sending_scope()
         scope.pool.check_home("send")
-        Outgoing(scope, tensordict, timeout).go()
+        SendRequest(scope, tensordict, timeout).go()
 
-    def _sending_scope(self) -> Scope:
+    def _sending_scope(self) -> EnvSelection:
         scope = self._running_scope
         if scope is None:
             raise AioEnvsError(f"{self!r} is not running, so no env can be sent a step: reset() comes first")
@@ -195,7 +195,7 @@ class AsyncSteps(AsyncCalls):
         """The same for plain calls, where nobody else sees to what has to wait: the envs are at work in any case."""
         scope = self._sending_scope()
         await scope.pool.enter_loop("send")
-        outgoing = Outgoing(scope, td, timeout)
+        outgoing = SendRequest(scope, td, timeout)
         await outgoing.clear()
         outgoing.go()
 
@@ -243,7 +243,7 @@ class AsyncSteps(AsyncCalls):
         return td, after, functools.partial(whole.outbox.take, tickets)
 
     async def _gathered(
-        self, tickets: Sequence[Ticket], scope: Scope, deadline: Deadline | None
+        self, tickets: Sequence[PendingStep], scope: EnvSelection, deadline: Deadline | None
     ) -> tuple[TensorDictBase, TensorDictBase]:
         """What came of some steps, where results go, and the root for the next one."""
         whole = scope.whole
@@ -271,7 +271,7 @@ class AsyncSteps(AsyncCalls):
 
 
 async def _fetched(
-    scope: Scope, td: TensorDictBase, entries: Mapping[str, Any], lease: Lease, timeout: float | None
+    scope: EnvSelection, td: TensorDictBase, entries: Mapping[str, Any], lease: Lease, timeout: float | None
 ) -> tuple[dict[Any, torch.Tensor], float | Deadline | None]:
     """The actions that are on the device, here; and what time is left for the step.
 

@@ -24,7 +24,7 @@ from aioenvs.faces.steps import AsyncSteps
 from aioenvs.hints import Instead, check_keywords, no_writeback
 from aioenvs.specs import Composite
 from aioenvs.tensors.device import DeviceBackend
-from aioenvs.tensors.rollout import Steps
+from aioenvs.tensors.rollout import RolloutSteps
 
 __all__ = ["BatchedEnv", "BatchedEnvBase", "ParallelEnv", "SerialEnv", "View"]
 
@@ -237,7 +237,7 @@ class BatchedEnvBase(Forwarding):
         result: TensorDictBase = self._run(self._env.rand_step(tensordict, timeout=timeout))
         return result
 
-    def _driven(self, steps: Steps) -> TensorDictBase:
+    def _driven(self, steps: RolloutSteps) -> TensorDictBase:
         """Run a rollout; what a policy or callback leaves to be awaited is awaited in the loop of the envs."""
         result = None
         try:

@@ -22,7 +22,7 @@ from aioenvs.engine.worker.random_streams import integer_seed
 from aioenvs.errors import ClosedError, ConcurrencyError, shown
 from aioenvs.hints import hints_at_keywords, lacking
 from aioenvs.integrations import explained
-from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps, Vector, one_each
+from aioenvs.integrations.vectors.core import Autoreset, Vector, VectorResets, VectorSteps, one_each
 from aioenvs.integrations.vectors.inside import assign, is_wrapped
 
 try:
@@ -134,7 +134,7 @@ class AioVecEnv(VecEnv):
         arguments: dict[int, dict[str, Any]] = {}
         for env, (seed, options) in enumerate(zip(self._seeds, self._options, strict=True)):
             arguments[env] = {"seed": seed, "options": options} if options else {"seed": seed}
-        resets: Resets = vector.run(vector.envs.reset(arguments))
+        resets: VectorResets = vector.run(vector.envs.reset(arguments))
         self.reset_infos = [resets.infos.get(env, {}) for env in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
@@ -194,7 +194,7 @@ class AioVecEnv(VecEnv):
         vector = self._free("step")
         return self._result(vector.run(vector.envs.step(actions)))
 
-    def _result(self, steps: Steps) -> tuple[Any, ...]:
+    def _result(self, steps: VectorSteps) -> tuple[Any, ...]:
         observations, rewards, terminated, truncated, infos, finals, final_infos = steps
         each = [infos.get(env, {}) for env in range(self.num_envs)]
         for env, final in finals.items():

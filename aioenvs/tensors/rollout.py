@@ -20,8 +20,8 @@ from aioenvs.tensors.storage import StepStorage, name_time, size_of
 __all__ = [
     "Policy",
     "RolloutOptions",
+    "RolloutSteps",
     "Steppable",
-    "Steps",
     "as_policy",
     "drive",
     "on_own_device",
@@ -128,7 +128,7 @@ def with_action(td: TensorDictBase, acted: Any) -> TensorDictBase:
     return td if acted is td else td.update(acted)
 
 
-Steps = Generator[Any, Any, TensorDictBase]
+RolloutSteps = Generator[Any, Any, TensorDictBase]
 LARGE = 1 << 15  # bytes of a step from which on writing it costs less than keeping it
 
 
@@ -194,7 +194,7 @@ def rollout(
     callback: Callable[[Any, TensorDictBase], Any] | None,
     start: TensorDictBase | None,
     out: TensorDictBase | None,
-) -> Steps:
+) -> RolloutSteps:
     """Step the env with the policy, and stack what came of it along a last dim named "time"."""
     truncated = _truncated_nodes(env) if options.set_truncated else []
     act = as_policy(policy, env) if policy is not None else env.rand_action
@@ -222,7 +222,7 @@ def settle(value: Any) -> Generator[Any, Any, Any]:
     return value
 
 
-def drive(steps: Steps) -> TensorDictBase:
+def drive(steps: RolloutSteps) -> TensorDictBase:
     """Run a rollout of an env that returns its results at once.
 
     Args:

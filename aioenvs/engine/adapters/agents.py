@@ -16,12 +16,12 @@ __all__ = [
     "DONE_NAMES",
     "STATE",
     "AgentOptions",
+    "AgentRow",
+    "AgentRows",
     "Description",
     "Ended",
     "Group",
     "Member",
-    "Region",
-    "Seat",
     "default_groups",
     "describe",
     "has_agents",
@@ -383,7 +383,7 @@ Ended = tuple[bool, bool, bool]
 GOING: Ended = (False, False, False)
 
 
-class Seat:
+class AgentRow:
     """The place of one agent in the arrays of a region."""
 
     def __init__(
@@ -476,7 +476,7 @@ class Seat:
             array[self._place] = flag
 
 
-class Region:
+class AgentRows:
     """The places of all agents in one region."""
 
     def __init__(
@@ -493,7 +493,10 @@ class Region:
         self._of_groups = [
             (
                 group,
-                [Seat(group, place, arrays, row, who, options.use_mask, ended) for place in range(len(group.members))],
+                [
+                    AgentRow(group, place, arrays, row, who, options.use_mask, ended)
+                    for place in range(len(group.members))
+                ],
             )
             for group in groups
         ]

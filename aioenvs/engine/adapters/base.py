@@ -154,8 +154,8 @@ class EnvAdapter(Protocol):
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         """Take these arrays, by region, and this row of each, for all values of fixed shape."""
 
-    def take_turn(self, turn: int) -> None:
-        """Write to the slot that this says from now on (`TURN`); to the first one until it is called."""
+    def take_half(self, write_half: int) -> None:
+        """Write to the half that this says from now on (`WRITE_HALF`); to the first one until it is called."""
 
     def seed(self, seed: int) -> None:
         """Use this seed at the next reset."""

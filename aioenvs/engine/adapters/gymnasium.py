@@ -27,15 +27,15 @@ from aioenvs.engine.adapters.spaces import (
     writer,
 )
 from aioenvs.engine.layout import (
+    HALVES,
     IN_NEXT,
     IN_ROOT,
     INPUT,
+    LATEST,
     NEXT,
     ROOT,
-    SLOTS,
     STATUS,
-    WHERE,
-    WHOLE,
+    WRITE_ROOT,
     Arrays,
     EnvMetadata,
     Key,
@@ -100,8 +100,8 @@ WRAPPING = ("gymnasium", "pettingzoo", "aioenvs")
 DONE_KEYS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
 
 
-class _Slot(NamedTuple):
-    """Where one of the two slots has what comes out of an env."""
+class _Half(NamedTuple):
+    """Where one of the two halves has what comes out of an env."""
 
     in_root: int
     in_next: int
@@ -162,27 +162,27 @@ class GymRows:
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._row = row
-        self._where = arrays[STATUS][WHERE]
+        self._where = arrays[STATUS][LATEST]
         self._read_action: Reader = reader(
             self.env.action_space, ACTION, arrays[INPUT], self._objects[INPUT], row, scalars=self._rules.scalars
         )
-        self._slots = [self._slot(number, arrays) for number in range(len(SLOTS))]
-        self.take_turn(0)
+        self._halves = [self._half_of(number, arrays) for number in range(len(HALVES))]
+        self.take_half(0)
 
-    def _slot(self, number: int, arrays: Mapping[str, Arrays]) -> _Slot:
-        space, outputs = self.env.observation_space, {region: arrays[name] for region, name in SLOTS[number].items()}
+    def _half_of(self, number: int, arrays: Mapping[str, Arrays]) -> _Half:
+        space, outputs = self.env.observation_space, {region: arrays[name] for region, name in HALVES[number].items()}
         write_root, write_next = (
             writer(space, observation_key(space), outputs[region], self._objects[region], self._row, self._who)
             for region in (ROOT, NEXT)
         )
         flat = (outputs[NEXT][key].reshape(-1) for key in (REWARD_KEY, *DONE_KEYS))
-        return _Slot(IN_ROOT + 2 * number, IN_NEXT + 2 * number, write_root, write_next, *flat)
+        return _Half(IN_ROOT + 2 * number, IN_NEXT + 2 * number, write_root, write_next, *flat)
 
-    def take_turn(self, turn: int) -> None:
-        self._is_whole = bool(turn & WHOLE)
-        slot = self._slots[turn & 1]
-        self._in_root, self._in_next, self._write_root, self._write_next = slot[:4]
-        self._reward, self._done, self._terminated, self._truncated = slot[4:]
+    def take_half(self, write_half: int) -> None:
+        self._is_whole = bool(write_half & WRITE_ROOT)
+        half = self._halves[write_half & 1]
+        self._in_root, self._in_next, self._write_root, self._write_next = half[:4]
+        self._reward, self._done, self._terminated, self._truncated = half[4:]
 
     def seed(self, seed: int) -> None:
         self._seed = seed

@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aioenvs.engine.adapters.agents import AgentOptions, Description, Ended, Group, Member, Region, Seat, describe
+from aioenvs.engine.adapters.agents import (
+    AgentOptions,
+    AgentRow,
+    AgentRows,
+    Description,
+    Ended,
+    Group,
+    Member,
+    describe,
+)
 from aioenvs.engine.adapters.gymnasium import GymAdapter, refuse_generators
 from aioenvs.engine.adapters.spaces import Objects, Reader, reader
 from aioenvs.engine.layout import (
+    HALVES,
     IN_NEXT,
     IN_ROOT,
     INPUT,
+    LATEST,
     NEXT,
     ROOT,
-    SLOTS,
     STATUS,
-    WHERE,
-    WHOLE,
+    WRITE_ROOT,
     Arrays,
     EnvMetadata,
     Key,
@@ -77,20 +86,20 @@ class PettingZooAdapter(GymAdapter):
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         groups, state = self.description.groups, self.description.state
         self._row = row
-        self._where = arrays[STATUS][WHERE]
+        self._where = arrays[STATUS][LATEST]
         ended: dict[Any, Ended] = {}
         self._regions = [
             [
-                Region(groups, state, self._options, arrays[name], self._objects[region], row, self._who, ended)
-                for region, name in slot.items()
+                AgentRows(groups, state, self._options, arrays[name], self._objects[region], row, self._who, ended)
+                for region, name in half.items()
             ]
-            for slot in SLOTS
+            for half in HALVES
         ]
         self._roots = [
-            [(arrays[slot[NEXT]][key][row, ...], root[row, ...]) for key, root in arrays[slot[ROOT]].items()]
-            for slot in SLOTS
+            [(arrays[half[NEXT]][key][row, ...], root[row, ...]) for key, root in arrays[half[ROOT]].items()]
+            for half in HALVES
         ]
-        self.take_turn(0)
+        self.take_half(0)
         self._readers = {
             member.name: _action_reader(group, member, place, arrays[INPUT], self._objects[INPUT], row)
             for group in groups
@@ -101,9 +110,9 @@ class PettingZooAdapter(GymAdapter):
         # Those that act next, in the env's order; before a reset, whoever was there when the env was looked at.
         self._acting = {name: None for name in getattr(self.env, "agents", None) or () if name in self._spaces}
 
-    def take_turn(self, turn: int) -> None:
-        self._slot_number, self._is_whole = turn & 1, bool(turn & WHOLE)
-        self._next, self._root = self._regions[self._slot_number]
+    def take_half(self, write_half: int) -> None:
+        self._half, self._is_whole = write_half & 1, bool(write_half & WRITE_ROOT)
+        self._next, self._root = self._regions[self._half]
 
     def _read_actions(self) -> dict[Any, Any]:
         """The actions of the agents that are there; those of others stay behind."""
@@ -122,7 +131,7 @@ class PettingZooAdapter(GymAdapter):
         self._next.begin()
         self._write_state(self._root)
         self._acting = acting
-        self._where[self._row] = IN_ROOT + 2 * self._slot_number
+        self._where[self._row] = IN_ROOT + 2 * self._half
         self._seed = None
         self.needs_reset = False
 
@@ -143,13 +152,13 @@ class PettingZooAdapter(GymAdapter):
         self._write_state(self._next)
         self._acting = acting
         if self._is_whole and not done:
-            for following, root in self._roots[self._slot_number]:
+            for following, root in self._roots[self._half]:
                 root[...] = following
-        self._where[self._row] = IN_NEXT + 2 * self._slot_number
+        self._where[self._row] = IN_NEXT + 2 * self._half
         self.needs_reset = False
         return done
 
-    def _take(self, seat: Seat, entries: Any, *, expected: bool, acts: bool) -> None:
+    def _take(self, seat: AgentRow, entries: Any, *, expected: bool, acts: bool) -> None:
         """Store an agent's reward and flags."""
         name, (rewards, terminations, truncations) = seat.name, entries
         if expected:
@@ -215,7 +224,7 @@ class PettingZooAdapter(GymAdapter):
                     f"found {shown(space)}; PettingZoo's rule is that an agent's spaces never change"
                 )
 
-    def _write_state(self, region: Region) -> None:
+    def _write_state(self, region: AgentRows) -> None:
         if region.write_state is not None:
             region.write_state(self.env.state())
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from aioenvs.engine.adapters.base import Call, ResetArguments
 from aioenvs.engine.adapters.spaces import Objects
-from aioenvs.engine.pools.pool import Lease, Pool, Selection, Steps, Timeouts, closed_meanwhile, wrong_loop
+from aioenvs.engine.pools.pool import Lease, PendingOutcome, Pool, Selection, Timeouts, closed_meanwhile, wrong_loop
 from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.waiting import Deadline, outlast
 from aioenvs.engine.worker.env_host import Outcome
@@ -66,18 +66,18 @@ class AnsweringPool(Pool):
         self.check_home(command)
         deadline = self.deadline(timeout)
         replacing = replacing or self.restarts
-        ready = self.slots.acquire(selection.envs, command, replacing=replacing)
-        waits = not ready or (replacing and bool(self.slots.broken(selection.envs)))
+        ready = self.states.acquire(selection.envs, command, replacing=replacing)
+        waits = not ready or (replacing and bool(self.states.broken(selection.envs)))
         if self.fenced and not waits:
             try:
                 waits = bool(self.in_use(selection.envs))
             except BaseException:  # of a device that is broken
-                self.slots.release(selection.envs)
+                self.states.release(selection.envs)
                 raise
         return Lease(selection, command, deadline, replacing, waits)
 
     def check_home(self, command: str) -> None:
-        if (asyncio._get_running_loop() is not self._loop or os.getpid() != self._owner) and not self.slots.closed:
+        if (asyncio._get_running_loop() is not self._loop or os.getpid() != self._owner) and not self.states.closed:
             raise wrong_loop(command)
 
     async def ready(self, lease: Lease) -> Lease:
@@ -85,13 +85,13 @@ class AnsweringPool(Pool):
         await self.within(self._drain(selection.envs), lease)
         if self.fenced:
             await self.passed(self.in_use(selection.envs), lease)
-        if self.slots.closed:
+        if self.states.closed:
             raise closed_meanwhile(selection.envs)
-        broken = self.slots.broken(selection.envs)
+        broken = self.states.broken(selection.envs)
         if not broken:
             return lease
         if not lease.replacing:
-            raise self.slots.error(min(broken))
+            raise self.states.error(min(broken))
         await self._revive(selection)
         return lease.renewed()
 
@@ -110,11 +110,11 @@ class AnsweringPool(Pool):
         """
 
     async def _drain(self, envs: frozenset[int]) -> None:
-        while not self.slots.drained(envs):
+        while not self.states.drained(envs):
             waiter = asyncio.get_running_loop().create_future()
             self._drained.append((envs, waiter))
             await waiter
-        if self.slots.closed:
+        if self.states.closed:
             raise closed_meanwhile(envs)
 
     async def seed(self, lease: Lease, seeds: Mapping[int, int]) -> Outcome:
@@ -128,7 +128,7 @@ class AnsweringPool(Pool):
 
     def step_each(
         self, leases: Sequence[Lease], inputs: Mapping[int, Objects] | None, *, maybe_reset: bool
-    ) -> list[Steps]:
+    ) -> list[PendingOutcome]:
         opcode = Opcode.STEP_AND_MAYBE_RESET if maybe_reset else Opcode.STEP
         enclosed = [self._enclosed(lease, inputs) for lease in leases]
         return [self._ask(lease, opcode, own) for lease, own in zip(leases, enclosed, strict=True)]
@@ -137,7 +137,7 @@ class AnsweringPool(Pool):
         """What each worker gets of these values for its envs, by its number."""
         return {index: self._enclose(values, envs) for index, _, envs in lease.selection.parts} if values else {}
 
-    def _ask(self, lease: Lease, opcode: Opcode, enclosed: Mapping[int, Any]) -> Steps:
+    def _ask(self, lease: Lease, opcode: Opcode, enclosed: Mapping[int, Any]) -> PendingOutcome:
         """Send a command to every worker concerned; what came of it is to be awaited.
 
         Cancelling that abandons the replies, which are dropped when they come.
@@ -145,12 +145,12 @@ class AnsweringPool(Pool):
         Raises:
             ClosedError: If the envs were closed since they were held.
         """
-        if self.slots.closed:
+        if self.states.closed:
             raise closed_meanwhile(lease.selection.envs)
         asked: list[asyncio.Future[Any]] = []
         for index, positions, envs in lease.selection.parts:
             asked.append(self._send(index, opcode, positions, envs, enclosed.get(index)))
-            self.slots.sent(envs)
+            self.states.sent(envs)
             if opcode in STEPS:
                 self._sent_at[envs] = time.perf_counter()
             elif self._sent_at:
@@ -183,7 +183,7 @@ class AnsweringPool(Pool):
 
     def _answered(self, envs: Collection[int]) -> None:
         """A reply for these envs came in, whoever awaits it."""
-        self.slots.answered(envs)
+        self.states.answered(envs)
         began = self._sent_at.pop(envs, None)
         if began is not None:
             self.times[self.host_of(next(iter(envs)))].add(time.perf_counter() - began)
@@ -192,7 +192,7 @@ class AnsweringPool(Pool):
 
     def _wake(self) -> None:
         for envs, waiter in self._drained:
-            if self.slots.drained(envs) and not waiter.done():
+            if self.states.drained(envs) and not waiter.done():
                 waiter.set_result(None)
         self._drained = [(envs, waiter) for envs, waiter in self._drained if not waiter.done()]
 
@@ -207,7 +207,7 @@ class AnsweringPool(Pool):
 
     def _shut(self) -> None:
         """Let nobody in any more, and nobody wait."""
-        self.slots.close()
+        self.states.close()
         self._wake()
 
     async def _end(self, *, polite: bool) -> None:
@@ -241,7 +241,7 @@ class AnsweringPool(Pool):
 
     def _abandon(self, loop: asyncio.AbstractEventLoop) -> None:
         if loop.is_closed():
-            self.slots.close()
+            self.states.close()
         else:
             self._shut()
         self._let_go(loop)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Sequence
 from aioenvs.engine.protocol import Decoder, Frame, Opcode, encode, next_sequence
 from aioenvs.errors import AioEnvsError, ProtocolError
 
-__all__ = ["Channel", "Correspondence"]
+__all__ = ["Channel", "SocketChannel"]
 
 Answered = Callable[[Collection[int]], None]
 
 
-class Correspondence(ABC):
+class Channel(ABC):
     """Frames to and from one worker, however they get there.
 
     Args:
@@ -111,11 +111,11 @@ class Correspondence(ABC):
             future.set_result(frame)
 
 
-class Channel(Correspondence, asyncio.Protocol):
+class SocketChannel(Channel, asyncio.Protocol):
     """The same through a pipe.
 
     Args:
-        generation: As for `Correspondence`.
+        generation: As for `Channel`.
         answered: Likewise.
     """
 

@@ -95,7 +95,7 @@ class Shipment(NamedTuple):
     descriptors: tuple[int, ...] = ()
 
 
-def pack(
+def pickle_factories(
     factories: Sequence[Any],
     kwargs: Sequence[Mapping[str, Any]],
     groups: Sequence[tuple[int, ...]],

@@ -15,7 +15,7 @@ from aioenvs.engine.adapters.copying import arguments, received
 from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.failure import advised, factory_error, passable
 from aioenvs.engine.memory import own_memory
-from aioenvs.engine.pools.pool import Lease, Pool, Selection, Steps, closed_meanwhile, wrong_loop
+from aioenvs.engine.pools.pool import Lease, PendingOutcome, Pool, Selection, closed_meanwhile, wrong_loop
 from aioenvs.engine.portal import loop_wanted, outside_of
 from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.waiting import Deadline, outlast
@@ -103,7 +103,7 @@ class InlinePool(Pool):
         self.check_home(command)
 
     def check_home(self, command: str) -> None:
-        if self.suspends and not self.slots.closed:
+        if self.suspends and not self.states.closed:
             loop = asyncio._get_running_loop()
             if self._loop is not None and loop is not self._loop:
                 raise wrong_loop(command)
@@ -117,7 +117,7 @@ class InlinePool(Pool):
     ) -> Lease:
         self.check_home(command)
         deadline = self.deadline(timeout)
-        self.slots.acquire(selection.envs, command)
+        self.states.acquire(selection.envs, command)
         lease = Lease(selection, command, deadline, waits=self._yields)
         if self.fenced and not self._yields:
             self._wait_for_fences(lease)
@@ -131,13 +131,13 @@ class InlinePool(Pool):
             raise
 
     async def enter_loop(self, command: str) -> None:
-        if self._concurrent is not None and not self.slots.closed:
+        if self._concurrent is not None and not self.states.closed:
             await self._enter_loop(command)
 
     async def ready(self, lease: Lease) -> Lease:
         await asyncio.sleep(0)
         await self.passed(self.in_use(lease.selection.envs), lease)
-        if self.slots.closed:
+        if self.states.closed:
             raise closed_meanwhile(lease.selection.envs)
         return lease
 
@@ -149,7 +149,7 @@ class InlinePool(Pool):
 
     def step_each(
         self, leases: Sequence[Lease], inputs: Mapping[int, Objects] | None, *, maybe_reset: bool
-    ) -> list[Steps]:
+    ) -> list[PendingOutcome]:
         return [self._step(lease, inputs, maybe_reset=maybe_reset) for lease in leases]
 
     async def _step(self, lease: Lease, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
@@ -169,7 +169,7 @@ class InlinePool(Pool):
             outcome = self._run(opcode, positions, values, lease)
         else:
             outcome = await self.within(self._concurrent.execute(opcode, positions, values), lease)
-            if self.slots.closed:
+            if self.states.closed:
                 raise ClosedError(f"{describe_envs(selection.indices)} were closed while {command} was pending")
         return self._explained(outcome.located(command))
 
@@ -184,7 +184,7 @@ class InlinePool(Pool):
         thread = threading.get_ident()
         try:
             with self._gate:
-                if self.slots.closed:
+                if self.states.closed:
                     raise closed_meanwhile(lease.selection.envs)
                 self._at_work.append(thread)
             return self._host.execute(opcode, positions, values)
@@ -214,7 +214,7 @@ class InlinePool(Pool):
                 raise ConcurrencyError(
                     f"close: these envs are in the middle of a call from {whom}; let that end first, and close then"
                 )
-            self.slots.close()
+            self.states.close()
 
     async def close(self) -> None:
         self.begin_close()
@@ -226,7 +226,7 @@ class InlinePool(Pool):
             self._drop_memory()
 
     def discard(self) -> None:
-        self.slots.close()
+        self.states.close()
         if self._concurrent is not None and self._loop is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(_close_soon, self._concurrent)
         else:

@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 
 from aioenvs.engine.adapters.base import Call, ResetArguments
 from aioenvs.engine.adapters.spaces import Objects
-from aioenvs.engine.double_buffer import Fence, Turns
-from aioenvs.engine.env_states import Slots
-from aioenvs.engine.layout import STATUS, TURN, WHERE, Arrays, EnvMetadata, Family, form_families, interned
-from aioenvs.engine.waiting import Deadline, Watchman, done_within, drop
+from aioenvs.engine.double_buffer import DoubleBuffer, Fence
+from aioenvs.engine.env_states import EnvStates
+from aioenvs.engine.layout import LATEST, STATUS, WRITE_HALF, Arrays, EnvMetadata, Family, form_families, interned
+from aioenvs.engine.waiting import Deadline, FenceWaiter, done_within, drop
 from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.errors import AioEnvsError, ClosedError, WorkerTimeoutError, describe_envs
 
 __all__ = [
     "Lease",
+    "PendingOutcome",
     "Pool",
     "Selection",
     "StepTimes",
-    "Steps",
     "Timeouts",
     "closed_meanwhile",
     "wrong_loop",
@@ -30,7 +30,7 @@ __all__ = [
 
 MAX_SELECTIONS = 1024  # how many are remembered
 
-Steps = Coroutine[Any, Any, Outcome]
+PendingOutcome = Coroutine[Any, Any, Outcome]
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,15 @@ class Pool(ABC):
         metadata: What each env says of itself; known once started.
         families: Envs of one structure each, and where their values lie; known once started.
         arrays: For each family its arrays `(envs of the family, *shape)` by region and key; known once started.
-        turns: For each family in which slot its envs have and write their values; known once started.
+        buffers: For each family in which half its envs have and write their values; known once started.
         has_coroutines: Whether some envs of each worker do, so that cancelling a request cancels these; known once
             started.
         restarts: Whether envs whose worker died are built anew and reset of themselves.
         suspends: Whether commands may wait for something, and so want an event loop.
         shares_loop: Whether the event loop has others to run while a request waits for a fence.
-        fenced: Whether there may be fences at all (`Turns.guard`).
+        fenced: Whether there may be fences at all (`DoubleBuffer.guard`).
         ships: Whether arguments are sent to another process, as bytes, rather than handed over.
-        watchman: Waits for fences.
+        fence_waiter: Waits for fences.
         timeouts: How long things may take.
         replaced: How often each worker was replaced.
         times: How long each worker took to step its envs.
@@ -136,18 +136,18 @@ class Pool(ABC):
     metadata: tuple[EnvMetadata, ...]
     families: tuple[Family, ...]
     arrays: tuple[dict[str, Arrays], ...]
-    turns: tuple[Turns, ...] = ()
+    buffers: tuple[DoubleBuffer, ...] = ()
     has_coroutines: tuple[bool, ...]
 
     def __init__(self, groups: Sequence[Sequence[int]], timeouts: Timeouts = Timeouts()) -> None:
         self.timeouts = timeouts
         self.groups = tuple(tuple(group) for group in groups)
         self.num_envs = sum(map(len, self.groups))
-        self.slots = Slots(self.num_envs)
+        self.states = EnvStates(self.num_envs)
         self.replaced = [0] * len(self.groups)
         self.times = [StepTimes() for _ in self.groups]
         self._home = {env: (worker, position) for worker, g in enumerate(self.groups) for position, env in enumerate(g)}
-        self.watchman = Watchman()
+        self.fence_waiter = FenceWaiter()
         self._selections: dict[tuple[int, ...], Selection] = {}
         self.everything = self.select(range(self.num_envs))
 
@@ -181,12 +181,12 @@ class Pool(ABC):
         self.families = form_families(self.metadata)
         buffer = allocate(self.families[-1].layout.end)
         self.arrays = tuple(family.layout.arrays(buffer) for family in self.families)
-        self.turns = tuple(Turns(own[STATUS][WHERE], own[STATUS][TURN]) for own in self.arrays)
+        self.buffers = tuple(DoubleBuffer(own[STATUS][LATEST], own[STATUS][WRITE_HALF]) for own in self.arrays)
         return buffer
 
     def _drop_memory(self) -> None:
         """Let go of the buffer, which belongs to the results that look into it from now on."""
-        self.arrays, self.turns = (), ()
+        self.arrays, self.buffers = (), ()
 
     @property
     def _places(self) -> list[tuple[tuple[int, ...], Any]]:
@@ -270,9 +270,11 @@ class Pool(ABC):
     def in_use(self, envs: Set[int]) -> list[Fence]:
         """What else is at work on memory into which these envs would write next."""
         fences: list[Fence] = []
-        for family, turns in zip(self.families, self.turns, strict=False) if self.fenced else ():  # none once closed
-            if turns.guarded:
-                fences += turns.in_use([row for row, env in enumerate(family.envs) if env in envs])
+        for family, buffers in (
+            zip(self.families, self.buffers, strict=False) if self.fenced else ()
+        ):  # none once closed
+            if buffers.guarded:
+                fences += buffers.in_use([row for row, env in enumerate(family.envs) if env in envs])
         return fences
 
     async def passed(self, fences: Sequence[Fence], lease: Lease | None = None) -> None:
@@ -291,13 +293,13 @@ class Pool(ABC):
         deadline = None if lease is None else lease.deadline
         if not self.suspends or (deadline is None and not self.shares_loop):
             self.wait(fences, lease)
-        elif not await self.watchman.passed(fences, None if deadline is None else deadline.left):
+        elif not await self.fence_waiter.passed(fences, None if deadline is None else deadline.left):
             raise _late_copy(lease)
 
     def wait(self, fences: Sequence[Fence], lease: Lease | None = None) -> None:
         """The same in the calling thread, whatever else could run there."""
         deadline = None if lease is None else lease.deadline
-        if not self.watchman.wait(fences, None if deadline is None else deadline.left):
+        if not self.fence_waiter.wait(fences, None if deadline is None else deadline.left):
             raise _late_copy(lease)
 
     def deadline(self, timeout: float | Deadline | None) -> Deadline | None:
@@ -338,7 +340,7 @@ class Pool(ABC):
 
     def _unanswered(self, envs: Set[int]) -> Set[int]:
         """Those of these envs that have not done what they were asked."""
-        return self.slots.unanswered(envs)
+        return self.states.unanswered(envs)
 
     def _late(self, envs: Collection[int], lease: Lease) -> WorkerTimeoutError:
         late, pids = tuple(sorted(envs)), self._pids_of(envs)
@@ -361,7 +363,7 @@ class Pool(ABC):
 
     def release(self, lease: Lease) -> None:
         """End a lease."""
-        self.slots.release(lease.selection.envs)
+        self.states.release(lease.selection.envs)
 
     @abstractmethod
     async def seed(self, lease: Lease, seeds: Mapping[int, int]) -> Outcome:
@@ -371,7 +373,7 @@ class Pool(ABC):
     async def reset(self, lease: Lease, arguments: Mapping[int, ResetArguments]) -> Outcome:
         """Reset the envs with these arguments, by index; where there are none, with none."""
 
-    def step(self, lease: Lease, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Steps:
+    def step(self, lease: Lease, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> PendingOutcome:
         """Step the envs with the stored input; `inputs` is what of it has no fixed shape, by index.
 
         The command is on its way when this returns; what came of it is to be awaited.
@@ -381,7 +383,7 @@ class Pool(ABC):
     @abstractmethod
     def step_each(
         self, leases: Sequence[Lease], inputs: Mapping[int, Objects] | None, *, maybe_reset: bool
-    ) -> list[Steps]:
+    ) -> list[PendingOutcome]:
         """The same for several leases, each of which is answered for itself; no command is sent unless all can be."""
 
     @abstractmethod

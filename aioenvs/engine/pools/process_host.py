@@ -24,12 +24,21 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from aioenvs.engine.pools import launcher as child
-from aioenvs.engine.pools.channel import Correspondence
+from aioenvs.engine.pools.channel import Channel
 from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.worker.serve import Inherited
 from aioenvs.errors import AioEnvsError, describe_exit
 
-__all__ = ["Exit", "Launcher", "Process", "Worker", "WorkerProcess", "end_all", "shared_launcher", "stop_launchers"]
+__all__ = [
+    "Exit",
+    "Launcher",
+    "Process",
+    "WorkerHandle",
+    "WorkerProcess",
+    "end_all",
+    "shared_launcher",
+    "stop_launchers",
+]
 
 
 STACKING = "LAZY_LEGACY_OP"
@@ -447,7 +456,7 @@ class Process(Protocol):
         """Give back what is held for it, without waiting."""
 
 
-class Worker:
+class WorkerHandle:
     """One process in the pool, with its pipe.
 
     Its end shows in two places, and is acted upon once: when both have said so, or a moment after the first. This is
@@ -464,8 +473,8 @@ class Worker:
         self,
         envs: tuple[int, ...],
         process: Process,
-        channel: Correspondence,
-        on_end: Callable[[Worker, Exit, Exception | None], None],
+        channel: Channel,
+        on_end: Callable[[WorkerHandle, Exit, Exception | None], None],
     ) -> None:
         self.envs = envs
         self.process = process
@@ -510,7 +519,7 @@ class Worker:
         self.ended.set_result(None)
 
 
-async def end_all(workers: Sequence[Worker], budget: float, *, polite: bool) -> None:
+async def end_all(workers: Sequence[WorkerHandle], budget: float, *, polite: bool) -> None:
     """End these workers: ask them to close their envs, then terminate, then kill.
 
     Args:
@@ -518,7 +527,7 @@ async def end_all(workers: Sequence[Worker], budget: float, *, polite: bool) -> 
         budget: Seconds for asking and terminating together.
         polite: Whether to ask first, or to kill at once.
     """
-    ladder: list[tuple[float, Callable[[Worker], None]]] = [(KILL_PATIENCE, _kill)]
+    ladder: list[tuple[float, Callable[[WorkerHandle], None]]] = [(KILL_PATIENCE, _kill)]
     if polite:
         ladder = [(0.8 * budget, _ask_to_close), (0.2 * budget, _terminate), *ladder]
     for worker in workers:
@@ -532,7 +541,7 @@ async def end_all(workers: Sequence[Worker], budget: float, *, polite: bool) -> 
         await asyncio.wait([worker.process.exited for worker in alive], timeout=patience)
 
 
-def _ask_to_close(worker: Worker) -> None:
+def _ask_to_close(worker: WorkerHandle) -> None:
     if not worker.channel.connected:
         _kill(worker)
         return
@@ -540,9 +549,9 @@ def _ask_to_close(worker: Worker) -> None:
         worker.channel.request(Opcode.CLOSE, ())
 
 
-def _terminate(worker: Worker) -> None:
+def _terminate(worker: WorkerHandle) -> None:
     worker.process.signal(signal.SIGTERM)
 
 
-def _kill(worker: Worker) -> None:
+def _kill(worker: WorkerHandle) -> None:
     worker.process.signal(signal.SIGKILL)

@@ -19,9 +19,9 @@ from aioenvs.engine.adapters.base import PLAIN_RULES, GymRules
 from aioenvs.engine.failure import factory_error, rebuild
 from aioenvs.engine.layout import EnvMetadata, check_unchanged
 from aioenvs.engine.pools.answering import AnsweringPool, all_or_none
-from aioenvs.engine.pools.factories import Descriptors, Shipment, pack
+from aioenvs.engine.pools.factories import Descriptors, Shipment, pickle_factories
 from aioenvs.engine.pools.pool import Selection, Timeouts, closed_meanwhile
-from aioenvs.engine.pools.process_host import Exit, Worker, end_all
+from aioenvs.engine.pools.process_host import Exit, WorkerHandle, end_all
 from aioenvs.engine.protocol import MAX_BODY, Frame, Opcode
 from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.errors import (
@@ -93,7 +93,7 @@ class ReplacingPool(AnsweringPool):
         self._factories = factories
         self._kwargs = kwargs
         self._options = options
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, WorkerHandle] = {}
         self._generation = 0
         self._advised = False
         self._replacing: dict[int, asyncio.Task[None]] = {}
@@ -123,7 +123,7 @@ class ReplacingPool(AnsweringPool):
         self, groups: Sequence[tuple[int, ...]], descriptors: Descriptors, *, replaces: bool = False
     ) -> list[Shipment]:
         options = self._options
-        return pack(
+        return pickle_factories(
             self._factories,
             self._kwargs,
             groups,
@@ -145,7 +145,7 @@ class ReplacingPool(AnsweringPool):
         """Memory for the block."""
 
     @abstractmethod
-    async def _spawn(self, index: int, descriptors: Sequence[int]) -> Worker:
+    async def _spawn(self, index: int, descriptors: Sequence[int]) -> WorkerHandle:
         """Start a worker without envs, and put it into `_workers` as soon as there is anything to be ended.
 
         Args:
@@ -246,7 +246,7 @@ class ReplacingPool(AnsweringPool):
 
     # -- the end of workers -----------------------------------------------------------------------------
 
-    def _ended(self, worker: Worker, how: Exit, cause: Exception | None) -> None:
+    def _ended(self, worker: WorkerHandle, how: Exit, cause: Exception | None) -> None:
         """The one place where a worker's end is noticed, whichever sign of it comes first."""
         worker.channel.close()
         if how.returncode is None and not worker.process.abandoned:
@@ -263,7 +263,7 @@ class ReplacingPool(AnsweringPool):
         )
         error.__cause__ = cause
         logger.info("%s", error)
-        self.slots.break_(worker.envs, error)
+        self.states.break_(worker.envs, error)
         worker.channel.fail(error)
         self._wake()
 
@@ -283,8 +283,8 @@ class ReplacingPool(AnsweringPool):
             ClosedError: If the envs are closed meanwhile.
             WorkerError: If there is no replacement.
         """
-        while dead := [index for index, _, envs in selection.parts if self.slots.broken(envs)]:
-            if self.slots.closed:  # and so might be what it takes to start a worker
+        while dead := [index for index, _, envs in selection.parts if self.states.broken(envs)]:
+            if self.states.closed:  # and so might be what it takes to start a worker
                 raise closed_meanwhile(selection.envs)
             for index in dead:
                 if index not in self._replacing:
@@ -292,7 +292,7 @@ class ReplacingPool(AnsweringPool):
                     task.add_done_callback(functools.partial(self._replaced, index))
             tasks = [self._replacing[index] for index in dead]
             await asyncio.wait(tasks)
-            if self.slots.closed or any(task.cancelled() for task in tasks):
+            if self.states.closed or any(task.cancelled() for task in tasks):
                 raise closed_meanwhile(selection.envs)
             for task in tasks:
                 if (error := task.exception()) is not None:
@@ -309,7 +309,7 @@ class ReplacingPool(AnsweringPool):
             (shipment,) = self._pack([self.groups[index]], descriptors, replaces=True)
             await self._start_anew(index, shipment)
         self.replaced[index] += 1
-        self.slots.repair(self.groups[index])
+        self.states.repair(self.groups[index])
 
     async def _start_anew(self, index: int, shipment: Shipment) -> None:
         try:
@@ -355,7 +355,7 @@ class ReplacingPool(AnsweringPool):
     def _give_up(self) -> None:
         """The same at once, and from any thread."""
 
-    async def _dismiss(self, workers: Sequence[Worker], *, polite: bool) -> None:
+    async def _dismiss(self, workers: Sequence[WorkerHandle], *, polite: bool) -> None:
         """End these workers, and give back what is held for them here."""
         await end_all(workers, self.timeouts.close, polite=polite)
         for worker in workers:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from aioenvs.engine.adapters.base import ResetArguments
 from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.failure import annotate, passable
-from aioenvs.engine.layout import IN_ROOT, ROOT, SLOTS, STATUS, TURN, WHERE, Arrays
-from aioenvs.engine.pools.pool import Lease, Selection, Steps
+from aioenvs.engine.layout import HALVES, IN_ROOT, LATEST, ROOT, STATUS, WRITE_HALF, Arrays
+from aioenvs.engine.pools.pool import Lease, PendingOutcome, Selection
 from aioenvs.engine.pools.replacing import ReplacingPool
 from aioenvs.engine.pools.worker_pool import WorkerPool
 from aioenvs.engine.protocol import STEPS, Opcode
@@ -140,7 +140,7 @@ class Restarting(ReplacingPool):
         self._use_seeds(envs)
         return outcome
 
-    def _ask(self, lease: Lease, opcode: Opcode, enclosed: Mapping[int, Any]) -> Steps:
+    def _ask(self, lease: Lease, opcode: Opcode, enclosed: Mapping[int, Any]) -> PendingOutcome:
         envs = lease.selection.envs
         if opcode is Opcode.RESET:  # which needs to be told of nothing that was before
             self._take_lost(envs)
@@ -152,7 +152,7 @@ class Restarting(ReplacingPool):
             lease = lease._replace(selection=self.select(sorted(present)))
         return self._with_lost(super()._ask(lease, opcode, enclosed), envs)
 
-    async def _with_lost(self, steps: Steps, envs: Collection[int]) -> Outcome:
+    async def _with_lost(self, steps: PendingOutcome, envs: Collection[int]) -> Outcome:
         """What came of a step, and of its envs those that were lost before or with it."""
         outcome = await steps
         await self._replacements(envs)
@@ -175,10 +175,10 @@ class Restarting(ReplacingPool):
             return {}
         lost = {env: self._lost.pop(env) for env in self._lost.keys() & envs}
         for env, loss in lost.items():  # to where the command that tells of it writes, wherever the reset was
-            slot, root, where = self._next_root(env)
+            half, root, where = self._next_root(env)
             for row, value in zip(root, loss.rows, strict=False):
                 row[...] = value
-            where[...] = IN_ROOT + 2 * slot
+            where[...] = IN_ROOT + 2 * half
         return lost
 
     def _use_seeds(self, envs: Collection[int]) -> None:
@@ -242,7 +242,7 @@ class Restarting(ReplacingPool):
                 row[...] = value
 
     async def _retry(self, index: int) -> None:
-        budget, error = self.budgets[index], self.slots.error(self.groups[index][0])
+        budget, error = self.budgets[index], self.states.error(self.groups[index][0])
         while True:
             delay = budget.next_delay(self._workers[index].lived)
             if delay is None and self._asked_for[index]:
@@ -291,16 +291,16 @@ class Restarting(ReplacingPool):
         """An env's rows of the root, and the one that says where its latest values are; none without a block."""
         found: Rows = []
         for arrays, row in self._place(env):
-            roots = [array for slot in SLOTS for array in arrays[slot[ROOT]].values()]
-            found += [array[row : row + 1] for array in (*roots, arrays[STATUS][WHERE])]
+            roots = [array for half in HALVES for array in arrays[half[ROOT]].values()]
+            found += [array[row : row + 1] for array in (*roots, arrays[STATUS][LATEST])]
         return found
 
     def _next_root(self, env: int) -> tuple[int, Rows, NDArray[Any]]:
-        """The slot in which an env writes next, its rows of the root there, and the row of WHERE."""
+        """The half in which an env writes next, its rows of the root there, and the row of WHERE."""
         for arrays, row in self._place(env):
-            slot = int(arrays[STATUS][TURN][row]) & 1
-            rows = [array[row : row + 1] for array in arrays[SLOTS[slot][ROOT]].values()]
-            return slot, rows, arrays[STATUS][WHERE][row : row + 1]
+            half = int(arrays[STATUS][WRITE_HALF][row]) & 1
+            rows = [array[row : row + 1] for array in arrays[HALVES[half][ROOT]].values()]
+            return half, rows, arrays[STATUS][LATEST][row : row + 1]
         return 0, [], np.zeros(1, np.uint8)
 
     def _place(self, env: int) -> list[tuple[Mapping[str, Arrays], int]]:

@@ -34,7 +34,7 @@ __all__ = ["ThreadPool"]
 logger = logging.getLogger("aioenvs")
 
 
-class Errand(NamedTuple):
+class ThreadJob(NamedTuple):
     """Something that a thread is to do.
 
     Attributes:
@@ -55,13 +55,13 @@ class Mailbox:
         deliver: Called in the loop with each errand and its result or exception.
     """
 
-    def __init__(self, deliver: Callable[[Errand, Any, BaseException | None], None]) -> None:
+    def __init__(self, deliver: Callable[[ThreadJob, Any, BaseException | None], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._deliver = deliver
-        self._letters: deque[tuple[Errand, Any, BaseException | None]] = deque()
+        self._letters: deque[tuple[ThreadJob, Any, BaseException | None]] = deque()
         self._woken = False
 
-    def put(self, errand: Errand, result: Any, error: BaseException | None) -> None:
+    def put(self, errand: ThreadJob, result: Any, error: BaseException | None) -> None:
         """Send a letter, from any thread."""
         self._letters.append((errand, result, error))
         # Whoever finds it woken comes before `_empty` sets this back, and so before it looks for letters.
@@ -109,7 +109,7 @@ class HostThread:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._pending: set[asyncio.Future[Any]] = set()
-        self._errands: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
+        self._errands: queue.SimpleQueue[ThreadJob | None] = queue.SimpleQueue()
         self._leaving = False
         self._max_concurrency = max_concurrency
         self._concurrent: ConcurrentHost | None = None
@@ -136,16 +136,16 @@ class HostThread:
         done = self._loop.create_future()
         self._pending.add(done)
         done.add_done_callback(self._pending.discard)
-        self._order(Errand(action, envs, done))
+        self._order(ThreadJob(action, envs, done))
         if self._own_loop is not None:
             done.add_done_callback(self._give_up)
         return done
 
     def _give_up(self, done: asyncio.Future[Any]) -> None:
         if done.cancelled():
-            self._order(Errand(functools.partial(self._cancel, done), (), done))
+            self._order(ThreadJob(functools.partial(self._cancel, done), (), done))
 
-    def _order(self, errand: Errand | None) -> None:
+    def _order(self, errand: ThreadJob | None) -> None:
         self._errands.put(errand)
         # Whoever finds no loop here comes before the thread looks for what was ordered until it had one.
         if self._own_loop is not None:
@@ -188,7 +188,7 @@ class HostThread:
         elif self._host.has_coroutines:
             run_to_end(self._live_on_loop(), whatever=True)
         self._host.close()
-        self._mailbox.put(Errand(self.leave, (), self.ended), None, None)
+        self._mailbox.put(ThreadJob(self.leave, (), self.ended), None, None)
 
     async def _live_on_loop(self) -> None:
         leave_alone()
@@ -209,7 +209,7 @@ class HostThread:
             elif not self._left.done():
                 self._left.set_result(None)
 
-    def _do(self, errand: Errand) -> None:
+    def _do(self, errand: ThreadJob) -> None:
         if self._leaving:
             return
         result, error = None, None
@@ -223,7 +223,7 @@ class HostThread:
         else:
             self._mailbox.put(errand, result, error)
 
-    def _batch_ended(self, errand: Errand, batch: Batch, _: asyncio.Future[None]) -> None:
+    def _batch_ended(self, errand: ThreadJob, batch: Batch, _: asyncio.Future[None]) -> None:
         del self._batches[errand.done]
         if self._leaving:  # nobody waits for what was cancelled because of that
             return
@@ -355,7 +355,7 @@ class ThreadPool(AnsweringPool):
         thread.last_command = opcode
         return thread.ask(functools.partial(thread.command, opcode, positions, enclosed), envs)
 
-    def _deliver(self, errand: Errand, result: Any, error: BaseException | None) -> None:
+    def _deliver(self, errand: ThreadJob, result: Any, error: BaseException | None) -> None:
         self._answered(errand.envs)
         if errand.done.done():
             return

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from aioenvs.engine.memory import SharedBlock
-from aioenvs.engine.pools.channel import Channel
+from aioenvs.engine.pools.channel import SocketChannel
 from aioenvs.engine.pools.pool import Timeouts
-from aioenvs.engine.pools.process_host import Launcher, Worker, WorkerProcess, shared_launcher
+from aioenvs.engine.pools.process_host import Launcher, WorkerHandle, WorkerProcess, shared_launcher
 from aioenvs.engine.pools.replacing import ReplacingPool, WorkerOptions
 from aioenvs.engine.worker import descriptors as passing
 
@@ -74,13 +74,13 @@ class WorkerPool(ReplacingPool):
             return Launcher.forked(list(zip(self._factories, self._kwargs, strict=True)))
         return shared_launcher(self._options.preload)
 
-    async def _spawn(self, index: int, descriptors: Sequence[int]) -> Worker:
+    async def _spawn(self, index: int, descriptors: Sequence[int]) -> WorkerHandle:
         assert self._launcher is not None
         assert self._block is not None
         loop = asyncio.get_running_loop()
         process = WorkerProcess(self._launcher, self._method, self._block.fd)
-        channel = Channel(self._next_generation(), self._answered)
-        worker = self._workers[index] = Worker(self.groups[index], process, channel, self._ended)
+        channel = SocketChannel(self._next_generation(), self._answered)
+        worker = self._workers[index] = WorkerHandle(self.groups[index], process, channel, self._ended)
         passing.send(process.sock, descriptors, None if self.inherits else passing.tracker())
         process.sock.setblocking(False)
         await loop.create_unix_connection(lambda: channel, sock=process.sock)

@@ -15,14 +15,14 @@ from aioenvs.engine.adapters.building import build
 from aioenvs.engine.adapters.copying import UnsendableError, received
 from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.failure import advised, annotate, attributed, locate, passable, summary
-from aioenvs.engine.layout import NEXT, ROOT, STATUS, TURN, EnvMetadata, Layout
+from aioenvs.engine.layout import NEXT, ROOT, STATUS, WRITE_HALF, EnvMetadata, Layout
 from aioenvs.engine.protocol import Opcode
 
 __all__ = ["EnvHost", "Outcome", "Plan"]
 
 
 @dataclass
-class _Turns:
+class _WriteHalves:
     """Where the envs of one family write, as far as it is known here; most commands find that it is as it was."""
 
     current: memoryview
@@ -36,7 +36,7 @@ class _Turns:
             return
         self.known = now
         for row, adapter in self.adapters.items():
-            adapter.take_turn(now[row])
+            adapter.take_half(now[row])
 
 
 @dataclass
@@ -145,7 +145,7 @@ class EnvHost:
         self._handling = handling or Handling()
         self._envs: list[tuple[int, EnvAdapter]] = []
         self._loose = False
-        self._turns: list[_Turns] = []
+        self._write_halves: list[_WriteHalves] = []
         self._reports_infos = self._handling.rules.reports_infos
 
     def build(self, env: int, factory: Any, kwargs: Mapping[str, Any]) -> None:
@@ -193,7 +193,7 @@ class EnvHost:
             for row, adapter in own.items():
                 adapter.bind(arrays, row)
             if own:
-                self._turns.append(_Turns(arrays[STATUS][TURN].data, own))
+                self._write_halves.append(_WriteHalves(arrays[STATUS][WRITE_HALF].data, own))
 
     def execute(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome:
         """Do what an opcode says, with values by env index where there are any."""
@@ -213,7 +213,7 @@ class EnvHost:
 
     def plan(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any]) -> Plan:
         """What has to be done for an opcode."""
-        for turns in self._turns:
+        for turns in self._write_halves:
             turns.take()
         if opcode is Opcode.RESET:
             return self._reset(positions, values)
@@ -287,7 +287,7 @@ class EnvHost:
 
     def close(self) -> None:
         """Close all envs; what they raise goes to stderr, since nobody is there to catch it."""
-        self._turns.clear()  # which look into the block
+        self._write_halves.clear()  # which look into the block
         while self._envs:
             _, adapter = self._envs.pop()
             try:

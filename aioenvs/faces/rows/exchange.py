@@ -60,7 +60,7 @@ class Exchange:
         self._trees = trees
         self._device = device
         self._ships = ships
-        self._turns = ledger.turns
+        self._buffer = ledger.buffers
         self.envs = family.envs if members is None else tuple(family.envs[member] for member in members)
         self._places = range(len(self.envs)) if members is None else members.tolist()
         self._loose = family.metadata.objects
@@ -170,9 +170,9 @@ class Exchange:
             lends: Whether the results are to be lent, where that is possible.
             whole: Whether a step writes the root, too, also where there is no reset.
         """
-        if lends or not self._turns.plain:
+        if lends or not self._buffer.plain:
             lends = lends and rows is None and isinstance(self._all, slice)
-            self._turns.decide(self._targets(rows), lends=lends, whole=lends and whole)
+            self._buffer.decide(self._targets(rows), lends=lends, whole=lends and whole)
 
     def write_inputs(self, values: Inputs, rows: Rows) -> dict[int, Objects] | None:
         """Store checked inputs; returns those without a row, by env."""
@@ -237,7 +237,7 @@ class Exchange:
                     value = former.get(key)
                 if value is None:
                     continue
-                if key in (self._ledger.inputs if region == INPUT else self._ledger.slots[0][region]):
+                if key in (self._ledger.inputs if region == INPUT else self._ledger.halves[0][region]):
                     array = array_of(value)
                     self._ledger.store(region, key, targets, array if rows is None else array[rows])
                     kept.append(key)
@@ -297,7 +297,7 @@ class Exchange:
             self._note(outcome, NEXT)
         self.count(rows, outcome)
         if lends and rows is None and (lent := self._lend(NEXT)) is not None:
-            self._turns.lend(self._all)
+            self._buffer.lend(self._all)
             return lent
         arrays = self._reader.copy(NEXT)
         if rows is None:
@@ -380,16 +380,16 @@ class Exchange:
 
     def _lend(self, region: str) -> Lent | None:
         """A region of these envs where it is, without being copied; None where it is not all in one place."""
-        slot = self._reader.slot()
-        if slot is None:
+        half = self._reader.half()
+        if half is None:
             return None
-        values = self._lent.get((slot, region))
+        values = self._lent.get((half, region))
         if values is None:
-            values = Lent(self._values(region, self._reader.look(region, slot)), slot, region)
+            values = Lent(self._values(region, self._reader.look(region, half)), half, region)
             # Loose values are other objects each time, and tensors made in inference mode are of no use outside of it.
             if not self._loose[region] and not torch.is_inference_mode_enabled():
-                self._lent[slot, region] = values
-        return Lent(values, slot, region)
+                self._lent[half, region] = values
+        return Lent(values, half, region)
 
     def place(self, transfer: Transfer, following: Values | None, root: Values | None) -> tuple[Any, Any]:
         """Bring results to the device of a transfer; see `Reader.place`.

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from aioenvs.engine.adapters.spaces import Objects
-from aioenvs.engine.double_buffer import Turns
-from aioenvs.engine.layout import IN_ROOT, INPUT, NEXT, ROOT, SLOTS, STATUS, WHERE, Arrays, EnvMetadata, Family
+from aioenvs.engine.double_buffer import DoubleBuffer
+from aioenvs.engine.layout import HALVES, IN_ROOT, INPUT, LATEST, NEXT, ROOT, STATUS, Arrays, EnvMetadata, Family
 from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.faces.batch_specs import EnvSpecs
 from aioenvs.faces.rows.inputs import Bounds, Rows, selector
@@ -30,25 +30,25 @@ class Ledger:
     Args:
         family: The family.
         arrays: Its arrays.
-        turns: In which slot its envs have and write their values.
+        buffers: In which half its envs have and write their values.
         metadata: What each of its envs says of itself.
     """
 
     def __init__(
-        self, family: Family, arrays: dict[str, Arrays], turns: Turns, metadata: Sequence[EnvMetadata]
+        self, family: Family, arrays: dict[str, Arrays], buffers: DoubleBuffer, metadata: Sequence[EnvMetadata]
     ) -> None:
         self.family = family
         self.inputs = arrays[INPUT]
-        self.slots = tuple({region: arrays[name] for region, name in slot.items()} for slot in SLOTS)
-        self.turns = turns
+        self.halves = tuple({region: arrays[name] for region, name in half.items()} for half in HALVES)
+        self.buffers = buffers
         self.place = {env: place for place, env in enumerate(family.envs)}
-        self.where = arrays[STATUS][WHERE]
+        self.where = arrays[STATUS][LATEST]
         self.memory = _bytes_behind(self.where)
         self.spaces = [copy.deepcopy(each.specs.get("action", {})) for each in metadata]
         self.objects: list[Objects] = [{} for _ in family.envs]
         self.done = [
             [own[NEXT][key].reshape(len(family.envs), -1) for key in family.metadata.done_keys if key in own[NEXT]]
-            for own in self.slots
+            for own in self.halves
         ]
         # What says of each env whether it is done, where one flag for each does.
         self.flags = [own[0][:, 0] if len(own) == 1 and own[0].shape[1] == 1 else None for own in self.done]
@@ -80,25 +80,25 @@ class Ledger:
                 for key, array in leaves.items()
                 if (dtype := self.trees[region].leaves[key].dtype) is not torch.from_numpy(array[:0]).dtype
             ]
-            for region, leaves in {INPUT: self.inputs, **self.slots[0]}.items()
+            for region, leaves in {INPUT: self.inputs, **self.halves[0]}.items()
         }
 
     def finished(self) -> NDArray[np.bool_]:
         """For each env whether its last step ended an episode."""
-        if self.turns.plain:
+        if self.buffers.plain:
             flags = self._flags(0)
         else:
-            one, other = (self._flags(slot) for slot in range(len(SLOTS)))
-            first = self.turns.slots(slice(None)) == 0
+            one, other = (self._flags(half) for half in range(len(HALVES)))
+            first = self.buffers.halves(slice(None)) == 0
             flags = None if one is None or other is None else np.where(first, one, other)
         if flags is not None:
             return flags
         keys, known = self.family.metadata.done_keys, self.objects
         return np.array([any(bool(own[key].any()) for key in keys if key in own) for own in known], np.bool_)
 
-    def _flags(self, slot: int) -> NDArray[np.bool_] | None:
-        """The same, by what is in one slot; None if there are no such flags."""
-        flag, done = self.flags[slot], self.done[slot]
+    def _flags(self, half: int) -> NDArray[np.bool_] | None:
+        """The same, by what is in one half; None if there are no such flags."""
+        flag, done = self.flags[half], self.done[half]
         if flag is None and done:
             flag = np.logical_or.reduce([own.any(1) for own in done])
         return flag
@@ -143,14 +143,14 @@ class Ledger:
         return sampled
 
     def store(self, region: str, key: Key, targets: Any, values: NDArray[Any]) -> None:
-        """Write rows of a region; of an output, to the slot in which the env itself writes next."""
+        """Write rows of a region; of an output, to the half in which the env itself writes next."""
         if region == INPUT:
             self.inputs[key][targets] = values
             return
-        chosen = self.turns.target(targets)
-        for slot, own in enumerate(self.slots):
-            places = np.arange(len(self.family.envs))[targets][chosen == slot]
-            own[region][key][places] = values[chosen == slot]
+        chosen = self.buffers.target(targets)
+        for half, own in enumerate(self.halves):
+            places = np.arange(len(self.family.envs))[targets][chosen == half]
+            own[region][key][places] = values[chosen == half]
 
 
 def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -168,21 +168,21 @@ class Lent(dict[Key, Any]):
     """Values that are where the envs wrote them.
 
     Attributes:
-        slot: In which slot.
+        half: In which half.
         region: In which region of it.
     """
 
-    def __init__(self, values: Mapping[Key, Any], slot: int, region: str) -> None:
+    def __init__(self, values: Mapping[Key, Any], half: int, region: str) -> None:
         super().__init__(values)
-        self.slot = slot
+        self.half = half
         self.region = region
 
 
-class _SlotBytes:
-    """The regions of one slot as one run of bytes, and what is where in it."""
+class _HalfBytes:
+    """The regions of one half as one run of bytes, and what is where in it."""
 
-    def __init__(self, ledger: Ledger, slot: int) -> None:
-        regions = {region: ledger.family.layout.regions[name] for region, name in SLOTS[slot].items()}
+    def __init__(self, ledger: Ledger, half: int) -> None:
+        regions = {region: ledger.family.layout.regions[name] for region, name in HALVES[half].items()}
         self._first = regions[NEXT].offset
         self._ends = {region: own.offset - self._first + own.nbytes for region, own in regions.items()}
         self._bytes = torch.from_numpy(ledger.memory[self._first : self._first + max(self._ends.values())])
@@ -197,11 +197,11 @@ class _SlotBytes:
         }
 
     def upto(self, region: str) -> torch.Tensor:
-        """The bytes from the beginning of the slot to the end of a region."""
+        """The bytes from the beginning of the half to the end of a region."""
         return self._bytes[: self._ends[region]]
 
     def of(self, region: str) -> torch.Tensor:
-        """The bytes of a region alone, which are the last of the slot or the first."""
+        """The bytes of a region alone, which are the last of the half or the first."""
         return self._bytes[: self._ends[region]] if region == NEXT else self._bytes[self._ends[NEXT] :]
 
     def values(self, region: str, copy: torch.Tensor, *, alone: bool) -> dict[Key, torch.Tensor]:
@@ -217,10 +217,10 @@ class _SlotBytes:
 
 
 class _PackedRegion:
-    """Copies a region of one slot as one run of bytes, by a plan that is made once."""
+    """Copies a region of one half as one run of bytes, by a plan that is made once."""
 
-    def __init__(self, ledger: Ledger, slot: int, region: str) -> None:
-        place = ledger.family.layout.regions[SLOTS[slot][region]]
+    def __init__(self, ledger: Ledger, half: int, region: str) -> None:
+        place = ledger.family.layout.regions[HALVES[half][region]]
         count = len(ledger.family.envs)
         self._source = ledger.memory[place.offset : place.offset + place.nbytes]
         self._plan = [
@@ -242,11 +242,11 @@ class Reader:
 
     def __init__(self, ledger: Ledger, members: Rows) -> None:
         self._ledger = ledger
-        self._turns = ledger.turns
+        self._buffer = ledger.buffers
         self._members = members
         self._all = selector(members)
         self._packed = (
-            [{region: _PackedRegion(ledger, slot, region) for region in (NEXT, ROOT)} for slot in range(len(SLOTS))]
+            [{region: _PackedRegion(ledger, half, region) for region in (NEXT, ROOT)} for half in range(len(HALVES))]
             if members is None
             else []
         )
@@ -254,56 +254,56 @@ class Reader:
     def in_root(self) -> NDArray[np.bool_]:
         """Which envs had a reset after their last step, or no step yet."""
         where = self._ledger.where
-        in_root: NDArray[np.bool_] = (where if self._turns.plain else where & 1) == IN_ROOT
+        in_root: NDArray[np.bool_] = (where if self._buffer.plain else where & 1) == IN_ROOT
         return in_root if self._members is None else in_root[self._all]
 
-    def slot(self) -> int | None:
-        """In which slot all of these envs have their latest values; None if they cannot be looked at as one array."""
-        return self._turns.slot(self._all) if isinstance(self._all, slice) else None
+    def half(self) -> int | None:
+        """In which half all of these envs have their latest values; None if they cannot be looked at as one array."""
+        return self._buffer.half(self._all) if isinstance(self._all, slice) else None
 
-    def look(self, region: str, slot: int) -> Arrays:
-        """A region of these envs as it is in a slot, without being copied."""
-        return dict(self._looks[slot][region])
+    def look(self, region: str, half: int) -> Arrays:
+        """A region of these envs as it is in a half, without being copied."""
+        return dict(self._looks[half][region])
 
     @functools.cached_property
     def _looks(self) -> list[dict[str, list[tuple[Key, NDArray[Any]]]]]:
         """The regions of envs that follow each other, where they are."""
         return [
             {region: [(key, array[self._all]) for key, array in own[region].items()] for region in (NEXT, ROOT)}
-            for own in self._ledger.slots
+            for own in self._ledger.halves
         ]
 
     def copy(self, region: str) -> Arrays:
         """A region of these envs, as it is where each has its latest values."""
-        if self._turns.plain:
+        if self._buffer.plain:
             return self._packed[0][region].copy() if self._members is None else self._copied(region, 0)
-        slot = self._turns.slot(self._all)
-        arrays = self._copied(region, slot or 0)
-        if slot is None:
-            second = np.flatnonzero(self._turns.slots(self._all))
+        half = self._buffer.half(self._all)
+        arrays = self._copied(region, half or 0)
+        if half is None:
+            second = np.flatnonzero(self._buffer.halves(self._all))
             self._fill(arrays, region, 1, second)
         return arrays
 
-    def _copied(self, region: str, slot: int) -> Arrays:
+    def _copied(self, region: str, half: int) -> Arrays:
         if self._members is None:
-            return self._packed[slot][region].copy()
+            return self._packed[half][region].copy()
         if isinstance(self._all, slice):
-            return {key: array.copy() for key, array in self._looks[slot][region]}
-        return {key: array[self._all] for key, array in self._ledger.slots[slot][region].items()}
+            return {key: array.copy() for key, array in self._looks[half][region]}
+        return {key: array[self._all] for key, array in self._ledger.halves[half][region].items()}
 
     def replace(self, arrays: Arrays, rows: NDArray[np.intp]) -> None:
         """Replace these rows by those of the root."""
-        if self._turns.plain:
+        if self._buffer.plain:
             self._fill(arrays, ROOT, 0, rows)
             return
-        slots = self._turns.slots(self._targets(rows))
-        for slot in range(len(SLOTS)):
-            self._fill(arrays, ROOT, slot, rows[slots == slot])
+        halves = self._buffer.halves(self._targets(rows))
+        for half in range(len(HALVES)):
+            self._fill(arrays, ROOT, half, rows[halves == half])
 
-    def _fill(self, arrays: Arrays, region: str, slot: int, rows: NDArray[np.intp]) -> None:
-        """Replace these rows by those of a region in a slot."""
+    def _fill(self, arrays: Arrays, region: str, half: int, rows: NDArray[np.intp]) -> None:
+        """Replace these rows by those of a region in a half."""
         sources = self._targets(rows)
-        leaves = self._ledger.slots[slot][region].items()
+        leaves = self._ledger.halves[half][region].items()
         if len(rows) > FEW:
             for key, source in leaves:
                 arrays[key][rows] = source[sources]
@@ -320,7 +320,7 @@ class Reader:
     ) -> tuple[Any, Any]:
         """Bring results to the device of a transfer.
 
-        What is lent by all envs of the family goes as it is in the block, in one run, with a fence before its slot;
+        What is lent by all envs of the family goes as it is in the block, in one run, with a fence before its half;
         anything else in one copy of what it has.
 
         Args:
@@ -335,10 +335,10 @@ class Reader:
             or any(self._ledger.family.metadata.objects[each.region] for each in lent)
         ):
             return placed(transfer, following, root)
-        slot, bytes_ = lent[0].slot, self._slot_bytes[lent[0].slot]
+        half, bytes_ = lent[0].half, self._slot_bytes[lent[0].half]
         alone = len(lent) == 1
         copy, fence = transfer.bring(bytes_.of(lent[0].region) if alone else bytes_.upto(ROOT))
-        self._turns.guard(self._all, slot, fence)
+        self._buffer.guard(self._all, half, fence)
         moved = {id(each): bytes_.values(each.region, copy, alone=alone) for each in lent}
         arrived = {id(own[key]): moved[id(own)][key] for own in lent for key in own}
         results = [
@@ -348,8 +348,8 @@ class Reader:
         return results[0], results[1]
 
     @functools.cached_property
-    def _slot_bytes(self) -> list[_SlotBytes]:
-        return [_SlotBytes(self._ledger, slot) for slot in range(len(SLOTS))]
+    def _slot_bytes(self) -> list[_HalfBytes]:
+        return [_HalfBytes(self._ledger, half) for half in range(len(HALVES))]
 
 
 def placed(transfer: Transfer, *results: Any) -> tuple[Any, ...]:

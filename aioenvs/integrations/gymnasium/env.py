@@ -20,7 +20,7 @@ from aioenvs.engine.worker.random_streams import as_python, integer_seed
 from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError, WorkerTimeoutError, shown
 from aioenvs.hints import hints_at_keywords, lacking
 from aioenvs.integrations.vectors.batches import batch_infos
-from aioenvs.integrations.vectors.core import Autoreset, Resets, Steps, Vector, one_each
+from aioenvs.integrations.vectors.core import Autoreset, Vector, VectorResets, VectorSteps, one_each
 from aioenvs.integrations.vectors.inside import ask, assign
 
 __all__ = [
@@ -341,7 +341,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
             NoAsyncCallError: If none is under way.
             CallTimeoutError: A `TimeoutError` and a `multiprocessing.TimeoutError`, if it takes longer.
         """
-        resets: Resets = self._pending("reset").finish(timeout)
+        resets: VectorResets = self._pending("reset").finish(timeout)
         return resets.observations, batch_infos(resets.infos, self.num_envs)
 
     # -- steps ------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         """Finish a step; as `reset_wait` finishes a reset."""
         return self._result(self._pending("step").finish(timeout))
 
-    def _result(self, steps: Steps) -> StepResult:
+    def _result(self, steps: VectorSteps) -> StepResult:
         observations, rewards, terminated, truncated, infos, finals, final_infos = steps
         if finals:
             infos = {

@@ -18,7 +18,7 @@ from aioenvs.errors import AioEnvsError
 from aioenvs.faces.forwarding import started_for_attribute
 from aioenvs.faces.sync_envs import View
 from aioenvs.hints import no_writeback
-from aioenvs.integrations.torchrl.batch_specs import Known
+from aioenvs.integrations.torchrl.batch_specs import TorchRLSpecs
 from aioenvs.integrations.torchrl.options import Values, Worker, found_at, translated
 from aioenvs.tensors.done import done_mask
 
@@ -106,9 +106,9 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
         if envs._env._running_scope is None:
             envs.start()
             self.whole.__dict__["_implicit"] = True
-        self._adopt(Known.of(envs._env._running_scope))
+        self._adopt(TorchRLSpecs.of(envs._env._running_scope))
 
-    def _adopt(self, known: Known) -> None:
+    def _adopt(self, known: TorchRLSpecs) -> None:
         self.__dict__.update(
             _known=known,
             _output_spec=known.output_spec,
@@ -127,14 +127,14 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
         self.__dict__.update(_known=None, _properties_set=False)
         self.empty_cache()
 
-    def _looks(self) -> Known:
+    def _looks(self) -> TorchRLSpecs:
         """What the envs look like, for a command."""
         if not self._properties_set:
             self._look()
-        known: Known = self.__dict__["_known"]
+        known: TorchRLSpecs = self.__dict__["_known"]
         return known
 
-    def _described(self) -> Known:
+    def _described(self) -> TorchRLSpecs:
         """The same for an attribute."""
         if not self._properties_set:
             self._set_properties()
@@ -403,7 +403,7 @@ class BatchedEnv(DressedEnv):
         _hand_on(following, known.handed_on(tensordict))
         return following
 
-    def _usable(self, td: TensorDictBase, known: Known) -> TensorDictBase:
+    def _usable(self, td: TensorDictBase, known: TorchRLSpecs) -> TensorDictBase:
         """What the envs can take a step with: actions of the right dtypes."""
         return known.castable(td)
 

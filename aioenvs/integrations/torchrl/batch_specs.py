@@ -13,17 +13,17 @@ from torchrl.data import Composite, Stacked, StackedComposite
 
 from aioenvs.engine.layout import EnvMetadata
 from aioenvs.faces.batch_specs import EnvSpecs
-from aioenvs.faces.session import Scope
+from aioenvs.faces.session import EnvSelection
 from aioenvs.integrations.torchrl.specs import to_torchrl
 from aioenvs.tensors.trees import nested_key
 
-__all__ = ["Known"]
+__all__ = ["TorchRLSpecs"]
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Known:
+class TorchRLSpecs:
     """The description of a batch.
 
     Attributes:
@@ -61,7 +61,7 @@ class Known:
     name: str
 
     @classmethod
-    def of(cls, scope: Scope) -> Known:
+    def of(cls, scope: EnvSelection) -> TorchRLSpecs:
         """The description of the envs of a running batch, or of a view of one."""
         metadata = [scope.pool.metadata[env] for env in scope.envs.tolist()]
         output_spec, input_spec = _stacked(metadata, scope.signature.device)
@@ -91,7 +91,7 @@ class Known:
             name=metadata[0].name if first is None else first.name,
         )
 
-    def to(self, device: torch.device) -> Known:
+    def to(self, device: torch.device) -> TorchRLSpecs:
         """The same on another device."""
         values = {**self.__dict__, "device": device}
         for name in ("output_spec", "input_spec"):

@@ -13,7 +13,7 @@ from aioenvs.faces.async_envs import is_single, without_hosts
 from aioenvs.faces.lifecycle import AsyncBatchedEnv
 from aioenvs.hints import signed_as
 from aioenvs.integrations.torchrl.batch import BatchedEnv
-from aioenvs.integrations.torchrl.batch_specs import Known
+from aioenvs.integrations.torchrl.batch_specs import TorchRLSpecs
 from aioenvs.integrations.torchrl.options import WORKERS, translated
 
 __all__ = ["AsyncParallelEnv", "AsyncSerialEnv", "ParallelEnv", "SerialEnv"]
@@ -22,15 +22,15 @@ __all__ = ["AsyncParallelEnv", "AsyncSerialEnv", "ParallelEnv", "SerialEnv"]
 class _WithTheirSpecs(AsyncBatchedEnv):
     """Shows the specs of its envs as TorchRL has them; all else is as for `aioenvs.AsyncParallelEnv`."""
 
-    _shown: tuple[Any, Known] | None = None
+    _shown: tuple[Any, TorchRLSpecs] | None = None
 
     @property
-    def _theirs(self) -> Known:
+    def _theirs(self) -> TorchRLSpecs:
         signature = self._signature  # says so if nothing is known yet
         if self._shown is None or self._shown[0] is not signature:
             scope = self._running_scope
             if scope is not None:
-                self._shown = (signature, Known.of(scope))
+                self._shown = (signature, TorchRLSpecs.of(scope))
             elif self._shown is not None and signature.device is not None:
                 self._shown = (signature, self._shown[1].to(signature.device))
         assert self._shown is not None
@@ -39,7 +39,7 @@ class _WithTheirSpecs(AsyncBatchedEnv):
     def _remember(self, running: Any) -> None:
         super()._remember(running)
         if self._shown is None or self._shown[0] is not self._known_signature:
-            self._shown = (self._known_signature, Known.of(running.everything))
+            self._shown = (self._known_signature, TorchRLSpecs.of(running.everything))
 
     @property
     def _index(self) -> SpecIndex:

@@ -20,7 +20,7 @@ from aioenvs.engine.adapters.copying import received
 from aioenvs.engine.adapters.gymnasium import GymAdapter
 from aioenvs.engine.layout import INPUT, NEXT, ROOT, EnvMetadata
 from aioenvs.envs.adapter import TensorDictAdapter
-from aioenvs.envs.unwrapping import NO_NAMES, Converter, SeenThrough, has_values_of
+from aioenvs.envs.unwrapping import NO_NAMES, Converter, UnwrappingAdapter, has_values_of
 from aioenvs.errors import shown
 from aioenvs.integrations.torchrl.specs import from_torchrl
 from aioenvs.specs import Composite, OneHot, TensorSpec
@@ -198,7 +198,7 @@ class TorchRLAdapter(TensorDictAdapter):
             self.env.close()
 
 
-class TorchRLGymAdapter(SeenThrough, TorchRLAdapter):
+class TorchRLGymAdapter(UnwrappingAdapter, TorchRLAdapter):
     """Drives the Gymnasium env inside a `GymEnv` of TorchRL's for which `can_see_through` holds.
 
     Args:

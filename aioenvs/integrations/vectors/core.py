@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from aioenvs.engine.adapters.base import INFO, Call, GymRules, ResetArguments
 from aioenvs.engine.adapters.gymnasium import DONE_KEYS, REWARD_KEY
 from aioenvs.engine.config import BatchConfig
-from aioenvs.engine.layout import IN_NEXT, IN_ROOT, NEXT, ROOT, STATUS, WHERE
+from aioenvs.engine.layout import IN_NEXT, IN_ROOT, LATEST, NEXT, ROOT, STATUS
 from aioenvs.engine.pools.backends import make_pool
 from aioenvs.engine.pools.inline_host import InlinePool
 from aioenvs.engine.pools.pool import Lease, Pool, Selection
@@ -26,7 +26,7 @@ from aioenvs.errors import ResetNeededError, SpecMismatchError, WorkerTimeoutErr
 from aioenvs.integrations.vectors.batches import ActionBatch, Inputs, ObservationBatch, Parts
 from aioenvs.integrations.vectors.inside import Description, describe
 
-__all__ = ["AsyncVector", "Autoreset", "Pending", "Resets", "Steps", "Vector", "one_each"]
+__all__ = ["AsyncVector", "Autoreset", "Pending", "Vector", "VectorResets", "VectorSteps", "one_each"]
 
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Autoreset(StrEnum):
     DISABLED = "disabled"  # it waits for its reset
 
 
-class Resets(NamedTuple):
+class VectorResets(NamedTuple):
     """What came of a reset.
 
     Attributes:
@@ -52,7 +52,7 @@ class Resets(NamedTuple):
     infos: dict[int, dict[str, Any]]
 
 
-class Steps(NamedTuple):
+class VectorSteps(NamedTuple):
     """What came of a step of all envs.
 
     Attributes:
@@ -161,7 +161,7 @@ class AsyncVector:
             self._actions = ActionBatch(first.action_space, arrays["input"], self.num_envs, by_env=self._by_env)
             self._rewards = arrays[NEXT][REWARD_KEY][:, 0]
             self._done, self._terminated, self._truncated = (arrays[NEXT][key][:, 0] for key in DONE_KEYS)
-            self._where = arrays[STATUS][WHERE]
+            self._where = arrays[STATUS][LATEST]
         except BaseException:
             await self.pool.close()
             raise
@@ -216,7 +216,7 @@ class AsyncVector:
             pending.answer = asyncio.ensure_future(pending.answer)
             for _ in range(TURNS):  # until envs owe an answer, to this command or to one before
                 await asyncio.sleep(0)
-                if pending.answer.done() or self.pool.slots.unanswered(pending.selection.envs):
+                if pending.answer.done() or self.pool.states.unanswered(pending.selection.envs):
                     break
 
     async def finish(self, pending: Pending[T], timeout: float | None = None) -> T:
@@ -251,12 +251,12 @@ class AsyncVector:
         if isinstance(pending.answer, asyncio.Task):
             await outlast(pending.answer)
 
-    def begin_step(self, actions: Any) -> Pending[Steps]:
+    def begin_step(self, actions: Any) -> Pending[VectorSteps]:
         """A step, which is checked, and begun when it is set off or finished; see `step`."""
         inputs = self._actions.kept(self._actions.check(actions))
         return Pending("step", self.pool.everything, self._step(inputs))
 
-    async def step(self, actions: Any) -> Steps:
+    async def step(self, actions: Any) -> VectorSteps:
         """Let all envs take a step, or begin a new episode where that is their turn.
 
         Args:
@@ -269,7 +269,7 @@ class AsyncVector:
         """
         return await self._step(self._actions.check(actions))
 
-    async def _step(self, inputs: Inputs) -> Steps:
+    async def _step(self, inputs: Inputs) -> VectorSteps:
         pool, chosen = self.pool, self.pool.everything
         lease = await pool.hold(chosen, "step")
         try:
@@ -297,7 +297,7 @@ class AsyncVector:
                 "with options={'reset_mask': terminated | truncated} first; no env was stepped"
             )
 
-    def _stepped(self, outcome: Outcome, known: Parts, renewed: list[int]) -> Steps:
+    def _stepped(self, outcome: Outcome, known: Parts, renewed: list[int]) -> VectorSteps:
         same_step, lost, observations = self.autoreset is Autoreset.SAME_STEP, sorted(outcome.lost), self._observations
         infos, final_infos, last = self._take(outcome)
         if lost and self.autoreset is Autoreset.NEXT_STEP:
@@ -319,7 +319,7 @@ class AsyncVector:
                     finals[env] = observations.one(known, env)
                 else:
                     observations.put(parts, env, known)
-        return Steps(observations.batch(parts), rewards, terminated, truncated, infos, finals, final_infos)
+        return VectorSteps(observations.batch(parts), rewards, terminated, truncated, infos, finals, final_infos)
 
     def _take(self, outcome: Outcome) -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
         """The infos of a step, those of the steps before a reset, and the other objects of these."""
@@ -338,12 +338,14 @@ class AsyncVector:
 
     def begin_reset(
         self, arguments: Mapping[int, Mapping[str, Any]], envs: Sequence[int] | None = None
-    ) -> Pending[Resets]:
+    ) -> Pending[VectorResets]:
         """A reset, which is begun when it is set off or finished; see `reset`."""
         chosen = self.pool.everything if envs is None else self.pool.select(envs)
         return Pending("reset", chosen, self._reset(chosen, arguments))
 
-    async def reset(self, arguments: Mapping[int, Mapping[str, Any]], envs: Sequence[int] | None = None) -> Resets:
+    async def reset(
+        self, arguments: Mapping[int, Mapping[str, Any]], envs: Sequence[int] | None = None
+    ) -> VectorResets:
         """Begin new episodes, with new workers where they are dead.
 
         Args:
@@ -355,7 +357,7 @@ class AsyncVector:
         """
         return await self.finish(self.begin_reset(arguments, envs))
 
-    async def _reset(self, chosen: Selection, arguments: Mapping[int, Mapping[str, Any]]) -> Resets:
+    async def _reset(self, chosen: Selection, arguments: Mapping[int, Mapping[str, Any]]) -> VectorResets:
         lease = await self.pool.hold(chosen, "reset", replacing=True)
         try:
             outcome = await self.pool.reset(lease, {env: ResetArguments(own) for env, own in arguments.items()})
@@ -363,7 +365,7 @@ class AsyncVector:
             for env in self._renewed.keys() & chosen.envs:
                 del self._renewed[env]
             outcome.raise_failure()
-            return Resets(self._observations.batch(self._latest()), infos)
+            return VectorResets(self._observations.batch(self._latest()), infos)
         finally:
             self.pool.release(lease)
 

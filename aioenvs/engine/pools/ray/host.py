@@ -18,7 +18,7 @@ from typing import Any
 
 from aioenvs.engine.layout import Family
 from aioenvs.engine.memory import own_memory
-from aioenvs.engine.pools.ray.rows import NOTHING, Bytes, Cargo
+from aioenvs.engine.pools.ray.rows import NOTHING, Bytes, RayRows
 from aioenvs.engine.protocol import Frame, Opcode
 from aioenvs.engine.worker.concurrent import ConcurrentServer
 from aioenvs.engine.worker.plain_thread import PlainThread, done_at
@@ -49,7 +49,7 @@ class RayHost:
         draw_afresh()
         self._block = _OwnBlock()
         self._worker = Worker(self._block, ())
-        self._cargo: Cargo | None = None
+        self._cargo: RayRows | None = None
         self._envs: tuple[int, ...] = ()
         self._server: ConcurrentServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -107,7 +107,7 @@ class RayHost:
             raise
         if frame.opcode is Opcode.ATTACH:
             arrays = [family.layout.arrays(self._block.buffer) for family in families]
-            self._cargo = Cargo(self._envs, families, arrays)
+            self._cargo = RayRows(self._envs, families, arrays)
         if frame.opcode is Opcode.CLOSE:
             self._end(0)
         written = NOTHING if self._cargo is None else self._cargo.pack_answer(frame.opcode, positions)

@@ -11,13 +11,13 @@ from typing import Any
 
 from aioenvs.engine.layout import families_among
 from aioenvs.engine.memory import own_memory
-from aioenvs.engine.pools.channel import Answered, Correspondence
+from aioenvs.engine.pools.channel import Answered, Channel
 from aioenvs.engine.pools.pool import Timeouts
-from aioenvs.engine.pools.process_host import Exit, Worker
+from aioenvs.engine.pools.process_host import Exit, WorkerHandle
 from aioenvs.engine.pools.ray import cluster as ray_cluster
 from aioenvs.engine.pools.ray.cluster import connected_ray
 from aioenvs.engine.pools.ray.host import RayHost
-from aioenvs.engine.pools.ray.rows import NOTHING, Bytes, Cargo
+from aioenvs.engine.pools.ray.rows import NOTHING, Bytes, RayRows
 from aioenvs.engine.pools.replacing import ReplacingPool, WorkerOptions
 from aioenvs.engine.pools.restart_policy import Restarting
 from aioenvs.engine.protocol import MAX_BODY, Frame, Opcode
@@ -95,11 +95,11 @@ class RayActor:
             connected_ray().kill(self.handle, no_restart=True)
 
 
-class RayChannel(Correspondence):
+class RayChannel(Channel):
     """Frames to and from an actor: a call for each, which comes back with the reply.
 
     Args:
-        generation: As for `Correspondence`.
+        generation: As for `Channel`.
         answered: Likewise.
         actor: Which.
 
@@ -109,7 +109,7 @@ class RayChannel(Correspondence):
 
     def __init__(self, generation: int, answered: Answered, actor: RayActor) -> None:
         super().__init__(generation, answered)
-        self.cargo: Cargo | None = None
+        self.cargo: RayRows | None = None
         self._actor = actor
         self._asked: dict[int, tuple[Opcode, Sequence[int]]] = {}
         actor.exited.add_done_callback(self._ended)
@@ -209,7 +209,7 @@ class RayPool(ReplacingPool):
     def _allocate(self, nbytes: int) -> Any:
         return own_memory(nbytes)
 
-    async def _spawn(self, index: int, descriptors: Sequence[int]) -> Worker:
+    async def _spawn(self, index: int, descriptors: Sequence[int]) -> WorkerHandle:
         ray = ray_cluster.connected_ray()
         options = {
             "scheduling_strategy": "SPREAD",
@@ -225,7 +225,7 @@ class RayPool(ReplacingPool):
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group)
         actor = RayActor(ray.remote(RayHost).options(**options).remote())
         channel = RayChannel(self._next_generation(), self._answered, actor)
-        worker = self._workers[index] = Worker(self.groups[index], actor, channel, self._ended)
+        worker = self._workers[index] = WorkerHandle(self.groups[index], actor, channel, self._ended)
         placed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def greet(found: tuple[int, str] | None, error: Exception | None) -> None:
@@ -257,7 +257,7 @@ class RayPool(ReplacingPool):
         for index in indices:
             channel = self._workers[index].channel
             assert isinstance(channel, RayChannel)
-            channel.cargo = Cargo(self.groups[index], self.families, self.arrays)
+            channel.cargo = RayRows(self.groups[index], self.families, self.arrays)
 
     async def _caught_up(self) -> None:
         if self._membership is not None and not self._membership.is_valid:  # nobody else says so before they are asked

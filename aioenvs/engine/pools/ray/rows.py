@@ -2,7 +2,7 @@
 
 The parent's block has the rows of all envs, that of a worker those of its own only, so that a row is another one on
 either side; what is sent is the bytes of the selected rows, leaf by leaf, in the order in which both sides look at
-them. What comes first says what follows: the envs' turns which slot is meant, and where they are which regions were
+them. What comes first says what follows: the envs' turns which half is meant, and where they are which regions were
 written.
 """
 
@@ -14,10 +14,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aioenvs.engine.layout import IN_ROOT, INPUT, NEXT, ROOT, SLOTS, STATUS, TURN, WHERE, WHOLE, Arrays, Family
+from aioenvs.engine.layout import (
+    HALVES,
+    IN_ROOT,
+    INPUT,
+    LATEST,
+    NEXT,
+    ROOT,
+    STATUS,
+    WRITE_HALF,
+    WRITE_ROOT,
+    Arrays,
+    Family,
+)
 from aioenvs.engine.protocol import STEPS, Opcode
 
-__all__ = ["Cargo"]
+__all__ = ["RayRows"]
 
 Rows = NDArray[np.intp]
 Bytes = NDArray[np.uint8]
@@ -31,12 +43,12 @@ class _Part(NamedTuple):
     rows: Rows
     takes_root: bool
 
-    def by_slot(self) -> Iterator[tuple[Mapping[str, str], Rows]]:
+    def by_half(self) -> Iterator[tuple[Mapping[str, str], Rows]]:
         """The regions to which envs write now, and the rows of these envs."""
-        turns = self.arrays[STATUS][TURN][self.rows] & 1
-        for number, slot in enumerate(SLOTS):
-            if len(rows := self.rows[turns == number]):
-                yield slot, rows
+        buffers = self.arrays[STATUS][WRITE_HALF][self.rows] & 1
+        for number, half in enumerate(HALVES):
+            if len(rows := self.rows[buffers == number]):
+                yield half, rows
 
     def all_of(self, region: str, rows: Rows) -> Iterator[tuple[NDArray[Any], Rows]]:
         """These rows of all leaves of a region."""
@@ -44,7 +56,7 @@ class _Part(NamedTuple):
             yield array, rows
 
 
-class Cargo:
+class RayRows:
     """Packs and unpacks what goes along with the commands to one worker, on either side.
 
     Args:
@@ -90,26 +102,26 @@ class Cargo:
         if opcode not in STEPS and opcode is not Opcode.RESET:
             return
         for part in self._choose(positions) if len(positions) else self._everything:
-            yield part.arrays[STATUS][TURN], part.rows
+            yield part.arrays[STATUS][WRITE_HALF], part.rows
             if opcode in STEPS or part.takes_root:
                 yield from part.all_of(INPUT, part.rows)
             if opcode is Opcode.RESET and part.takes_root:
-                for slot, rows in part.by_slot():
-                    yield from part.all_of(slot[ROOT], rows)
+                for half, rows in part.by_half():
+                    yield from part.all_of(half[ROOT], rows)
 
     def _answered(self, opcode: Opcode, positions: Sequence[int]) -> Iterator[tuple[NDArray[Any], Rows]]:
         if opcode not in STEPS and opcode is not Opcode.RESET:
             return
         for part in self._choose(positions) if len(positions) else self._everything:
             status = part.arrays[STATUS]
-            yield status[WHERE], part.rows
-            for slot, rows in part.by_slot():
+            yield status[LATEST], part.rows
+            for half, rows in part.by_half():
                 begun = rows
                 if opcode in STEPS:
-                    yield from part.all_of(slot[NEXT], rows)
-                    begun = rows[(status[WHERE][rows] & 1 == IN_ROOT) | (status[TURN][rows] & WHOLE != 0)]
+                    yield from part.all_of(half[NEXT], rows)
+                    begun = rows[(status[LATEST][rows] & 1 == IN_ROOT) | (status[WRITE_HALF][rows] & WRITE_ROOT != 0)]
                 if len(begun):
-                    yield from part.all_of(slot[ROOT], begun)
+                    yield from part.all_of(half[ROOT], begun)
 
 
 def _packed(leaves: Iterable[tuple[NDArray[Any], Rows]]) -> Bytes:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from aioenvs.engine.env_states import Slots, SlotState
+from aioenvs.engine.env_states import EnvState, EnvStates
 from aioenvs.errors import ClosedError, ConcurrencyError, WorkerDiedError, WorkerError
 
 NUM_ENVS = 4
@@ -23,14 +23,14 @@ class Model:
     owes: bool = False
     error: WorkerError | None = None
 
-    def state(self, closed: bool) -> SlotState:
+    def state(self, closed: bool) -> EnvState:
         if closed:
-            return SlotState.CLOSED
+            return EnvState.CLOSED
         if self.error is not None:
-            return SlotState.BROKEN
+            return EnvState.BROKEN
         if self.held is not None:
-            return SlotState.BUSY
-        return SlotState.DRAINING if self.owes else SlotState.IDLE
+            return EnvState.BUSY
+        return EnvState.DRAINING if self.owes else EnvState.IDLE
 
 
 class SlotsFollowTheModel(RuleBasedStateMachine):
@@ -38,7 +38,7 @@ class SlotsFollowTheModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.slots = Slots(NUM_ENVS)
+        self.slots = EnvStates(NUM_ENVS)
         self.envs = [Model() for _ in range(NUM_ENVS)]
         self.closed = False
         self.deaths = 0
@@ -122,12 +122,12 @@ def died(message: str = "it died") -> WorkerDiedError:
     return WorkerDiedError(message, env_index=(0, 1), pid=7)
 
 
-def states(slots: Slots) -> list[str]:
+def states(slots: EnvStates) -> list[str]:
     return [slots.state(env).value for env in range(slots.num_envs)]
 
 
 def test_the_life_of_a_request() -> None:
-    slots = Slots(2)
+    slots = EnvStates(2)
     assert states(slots) == ["idle", "idle"]
     assert slots.acquire({0}, "step")
     slots.sent({0})
@@ -139,7 +139,7 @@ def test_the_life_of_a_request() -> None:
 
 
 def test_an_abandoned_request_drains_before_the_next_one_is_sent() -> None:
-    slots = Slots(2)
+    slots = EnvStates(2)
     slots.acquire({0, 1}, "step")
     slots.sent({0, 1})
     slots.release({0, 1})
@@ -154,7 +154,7 @@ def test_an_abandoned_request_drains_before_the_next_one_is_sent() -> None:
 
 
 def test_the_error_names_envs_and_pending_commands() -> None:
-    slots = Slots(6)
+    slots = EnvStates(6)
     slots.acquire({1, 2, 3}, "step")
     slots.acquire({5}, "reset")
     with pytest.raises(ConcurrencyError) as caught:
@@ -167,7 +167,7 @@ def test_the_error_names_envs_and_pending_commands() -> None:
 
 @pytest.mark.parametrize("reason", ["held", "broken", "closed"])
 def test_a_refused_request_holds_nothing(reason: str) -> None:
-    slots = Slots(3)
+    slots = EnvStates(3)
     if reason == "held":
         slots.acquire({1}, "step")
     elif reason == "broken":
@@ -185,7 +185,7 @@ def test_a_refused_request_holds_nothing(reason: str) -> None:
 
 
 def test_everybody_gets_an_error_of_their_own() -> None:
-    slots = Slots(2)
+    slots = EnvStates(2)
     error = died()
     error.__cause__ = ValueError("why")
     slots.break_({0, 1}, error)
@@ -200,7 +200,7 @@ def test_everybody_gets_an_error_of_their_own() -> None:
 
 
 def test_the_first_cause_of_death_stays() -> None:
-    slots = Slots(1)
+    slots = EnvStates(1)
     slots.break_({0}, died("first"))
     slots.break_({0}, died("second"))
     assert str(slots.error(0)) == "first"
@@ -210,7 +210,7 @@ def test_the_first_cause_of_death_stays() -> None:
 
 
 def test_a_command_that_replaces_dead_workers_may_hold_their_envs() -> None:
-    slots = Slots(2)
+    slots = EnvStates(2)
     slots.break_({0}, died())
     assert slots.acquire({0, 1}, "reset", replacing=True)
     assert states(slots) == ["broken", "busy"]
@@ -221,7 +221,7 @@ def test_a_command_that_replaces_dead_workers_may_hold_their_envs() -> None:
 
 
 def test_a_death_ends_the_wait_for_a_reply() -> None:
-    slots = Slots(1)
+    slots = EnvStates(1)
     slots.acquire({0}, "step")
     slots.sent({0})
     slots.release({0})
@@ -232,7 +232,7 @@ def test_a_death_ends_the_wait_for_a_reply() -> None:
 
 
 def test_closed_comes_before_everything() -> None:
-    slots = Slots(3)
+    slots = EnvStates(3)
     slots.acquire({0}, "step")
     slots.sent({0})
     slots.break_({1}, died())
@@ -243,7 +243,7 @@ def test_closed_comes_before_everything() -> None:
 
 
 def test_no_envs_may_always_be_asked() -> None:
-    slots = Slots(1)
+    slots = EnvStates(1)
     slots.acquire({0}, "step")
     slots.sent({0})
     assert slots.acquire(frozenset(), "step")

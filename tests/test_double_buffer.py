@@ -1,4 +1,4 @@
-"""Which slot is written next: any order of commands against a small model of two pages for each env."""
+"""Which half is written next: any order of commands against a small model of two pages for each env."""
 
 from dataclasses import dataclass, field
 
@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aioenvs.engine.double_buffer import Turns
-from aioenvs.engine.layout import IN_NEXT, IN_ROOT, WHOLE
+from aioenvs.engine.double_buffer import DoubleBuffer
+from aioenvs.engine.layout import IN_NEXT, IN_ROOT, WRITE_ROOT
 
 NUM_ENVS = 4
 SOME = st.frozensets(st.integers(0, NUM_ENVS - 1), min_size=1).map(lambda envs: np.array(sorted(envs)))
@@ -17,11 +17,11 @@ SOME = st.frozensets(st.integers(0, NUM_ENVS - 1), min_size=1).map(lambda envs: 
 
 @dataclass
 class Page:
-    """One env: what stands in its two slots, and what was lent, by the number of the command that wrote it."""
+    """One env: what stands in its two halves, and what was lent, by the number of the command that wrote it."""
 
-    slots: list[int] = field(default_factory=lambda: [0, 0])
+    halves: list[int] = field(default_factory=lambda: [0, 0])
     asked: int = 0
-    lent: dict[int, int] = field(default_factory=dict)  # by the command that lent it: in which slot
+    lent: dict[int, int] = field(default_factory=dict)  # by the command that lent it: in which half
 
 
 class TurnsKeepWhatIsLent(RuleBasedStateMachine):
@@ -30,7 +30,7 @@ class TurnsKeepWhatIsLent(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.where, self.turn = np.zeros(NUM_ENVS, np.uint8), np.zeros(NUM_ENVS, np.uint8)
-        self.turns = Turns(self.where, self.turn)
+        self.turns = DoubleBuffer(self.where, self.turn)
         self.pages = [Page() for _ in range(NUM_ENVS)]
         self.at_work: list[tuple[np.ndarray, bool]] = []
 
@@ -44,8 +44,8 @@ class TurnsKeepWhatIsLent(RuleBasedStateMachine):
         for env, target in zip(envs.tolist(), self.turns.target(envs).tolist(), strict=True):
             page = self.pages[env]
             page.asked += 1
-            page.slots[target] = page.asked
-            page.lent = {number: slot for number, slot in page.lent.items() if page.asked - number < 2}
+            page.halves[target] = page.asked
+            page.lent = {number: half for number, half in page.lent.items() if page.asked - number < 2}
         self.at_work.append((envs, lends))
 
     @precondition(lambda self: self.at_work)
@@ -57,17 +57,17 @@ class TurnsKeepWhatIsLent(RuleBasedStateMachine):
         envs, lends = self.at_work.pop(data.draw(st.integers(0, len(self.at_work) - 1)))
         if ends != "failed":
             self.where[envs] = 2 * self.turns.target(envs) + region
-        if lends and ends == "done" and (slot := self.turns.slot(envs)) is not None:
+        if lends and ends == "done" and (half := self.turns.half(envs)) is not None:
             for env in envs.tolist():
                 page = self.pages[env]
-                page.lent[page.asked] = slot
+                page.lent[page.asked] = half
             self.turns.lend(envs)
 
     @invariant()
     def what_is_lent_stands(self) -> None:
         for page in self.pages:
-            for number, slot in page.lent.items():
-                assert page.slots[slot] == number
+            for number, half in page.lent.items():
+                assert page.halves[half] == number
 
     @invariant()
     def plain_means_the_first_slot(self) -> None:
@@ -81,9 +81,9 @@ TestTurns = TurnsKeepWhatIsLent.TestCase
 TestTurns.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
-def make() -> tuple[Turns, np.ndarray, np.ndarray]:
+def make() -> tuple[DoubleBuffer, np.ndarray, np.ndarray]:
     where, turn = np.zeros(NUM_ENVS, np.uint8), np.zeros(NUM_ENVS, np.uint8)
-    return Turns(where, turn), where, turn
+    return DoubleBuffer(where, turn), where, turn
 
 
 def test_nothing_is_looked_up_as_long_as_nothing_was_lent() -> None:
@@ -126,14 +126,14 @@ def test_envs_whose_loans_are_in_different_slots_cannot_go_to_the_same() -> None
     turns.decide(np.array([0, 1, 2]), lends=True)
     assert turns.target(np.array([0, 1])).tolist() == [1, 0]
     where[:3] = 2 * turns.target(np.array([0, 1, 2])) + IN_NEXT
-    assert turns.slot(np.array([0, 1, 2])) is None
-    assert turns.slots(np.array([0, 1])).tolist() == [1, 0]
+    assert turns.half(np.array([0, 1, 2])) is None
+    assert turns.halves(np.array([0, 1])).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_whether_the_root_is_wanted_is_said_for_one_command(whole: bool) -> None:
     turns, _, turn = make()
     turns.decide(slice(None), lends=True, whole=whole)
-    assert (turn >= WHOLE).all() == whole
+    assert (turn >= WRITE_ROOT).all() == whole
     turns.lend(slice(None))
     assert turn.tolist() == [1] * NUM_ENVS
