@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import NonTensorStack, TensorDictBase
@@ -31,9 +31,6 @@ from aioenvs.tensors.done import done_mask, terminated_or_truncated
 from aioenvs.tensors.rollout import RolloutOptions, rollout
 from aioenvs.tensors.trees import nested_key
 
-if TYPE_CHECKING:
-    from aioenvs.faces.lifecycle import AsyncView
-
 __all__ = ["AsyncEnvs"]
 
 
@@ -52,7 +49,7 @@ class AsyncEnvs(AsyncSteps):
         """Whether there are no envs now: not started yet, or closed."""
 
     @abstractmethod
-    def __getitem__(self, index: Any) -> AsyncView:
+    def __getitem__(self, index: Any) -> AsyncEnvs:
         """A live view of some envs, with the same methods."""
 
     __setitem__ = no_writeback

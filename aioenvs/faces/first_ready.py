@@ -8,14 +8,16 @@ import functools
 import operator
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.failure import attributed
-from aioenvs.engine.pools.pool import Lease, PendingOutcome, Pool, closed_meanwhile
+from aioenvs.engine.pools.pool import Lease, PendingOutcome, Pool, Selection, closed_meanwhile
 from aioenvs.engine.portal import Immediate
 from aioenvs.engine.waiting import Deadline, done_within
 from aioenvs.engine.worker.env_host import Outcome
@@ -28,18 +30,13 @@ from aioenvs.errors import (
     describe_envs,
     shown,
 )
-from aioenvs.faces.batch_specs import Signature
-from aioenvs.faces.requests import check_next, named_envs
-from aioenvs.faces.rows.exchange import Exchange
+from aioenvs.faces.rows.exchange import Exchange, Rows
 from aioenvs.faces.rows.inputs import Inputs
 from aioenvs.faces.rows.tensordicts import LazyExchange
 from aioenvs.tensors.device import Fence
 from aioenvs.tensors.trees import owned
 
-if TYPE_CHECKING:
-    from aioenvs.faces.session import EnvSelection
-
-__all__ = ["PendingCopy", "PendingStep", "PendingSteps", "SendRequest", "SentInputs", "entries_of", "gathered"]
+__all__ = ["PendingCopy", "PendingStep", "PendingSteps", "SentInputs", "gathered"]
 
 
 PLAIN = frozenset((torch.Tensor,))
@@ -103,16 +100,6 @@ def gathered(parts: Sequence[tuple[SentInputs, int]]) -> TensorDictBase:
     return td
 
 
-COMMAND = "send (until it is received)"
-
-
-def entries_of(td: TensorDictBase, signature: Signature) -> dict[str, Any]:
-    """What a step has to know of what it was given; of a lazy stack not every entry can be had as a whole."""
-    if not signature.is_lazy and not isinstance(td, LazyStackedTensorDict):
-        return dict(td.items())
-    return {name: value for name in ("next", "_step") if (value := td.get(name, None)) is not None}
-
-
 class PendingCopy:
     """Inputs of several envs that are on their way from a device, and are looked at when they are here.
 
@@ -150,81 +137,23 @@ class PendingCopy:
             raise self._error
 
 
-class SendRequest:
-    """A step for some envs of a running pool, checked as far as it is here.
+class SelectedEnv(Protocol):
+    """An env of a batch that is sent a step by itself."""
 
-    Args:
-        scope: The envs of a batch, or of a view.
-        td: With `env_index`, if not all of them are meant.
-        timeout: Seconds that each env may take.
+    @property
+    def envs(self) -> NDArray[np.intp]:
+        """Its index."""
 
-    Raises:
-        TypeError: If this is no TensorDict, or `env_index` does not hold integers.
-        RuntimeError: If it has another size than envs are named.
-        ValueError: If `env_index` names an env twice, or one that is not there; or if there is a `_step`.
-        SpecMismatchError: If an action is missing, or does not fit.
-    """
+    @property
+    def everything(self) -> Selection:
+        """It, as the pool is asked for it."""
 
-    def __init__(self, scope: EnvSelection, td: TensorDictBase, timeout: float | None) -> None:
-        self._whole = scope.whole
-        self._timeout: float | Deadline | None = timeout
-        self._envs = named_envs(td, scope.envs.tolist(), scope.whole.read)
-        self._scope = self._whole.scope(self._envs)
-        self._refuse(td)
-        self._sent = SentInputs(td)
-        td = self._sent.td
-        exchange: Any = self._scope.exchange
-        entries = entries_of(td, self._scope.signature)
-        check_next(entries)
-        # What is fetched is the copy, since the caller may write to his own as soon as `send` returns.
-        fetched, fence = self._scope.fetch(td, entries) or ({}, None)
-        self._inputs: Any = exchange.check_inputs(td, entries, None, fetched, arrived=fence is None or fence.done())
-        self._arrival: PendingCopy | None = None
-        if fence is not None and not fence.done():
-            self._arrival = PendingCopy(scope.pool, fence, functools.partial(exchange.check_arrived, self._inputs))
+    @property
+    def exchange(self) -> Exchange | LazyExchange:
+        """Where its inputs are written and its outcomes read."""
 
-    def _refuse(self, td: TensorDictBase) -> None:
-        expected = self._scope.signature.batch_size
-        if td.batch_size != expected:
-            raise RuntimeError(
-                f"expected a row for each of {len(self._envs)} envs, as 'env_index' names them (all, without it), so "
-                f"the batch size {tuple(expected)}, found {tuple(td.batch_size)}"
-            )
-        if td.get("_step", None) is not None:
-            raise ValueError(
-                "send() steps the envs that 'env_index' names; found a mask at '_step' besides, take it out"
-            )
-
-    async def clear(self) -> None:
-        """Wait here for all copies that stand before it, so that the envs are at work as soon as it went.
-
-        Cancelling it leaves everything as it is.
-
-        Raises:
-            SpecMismatchError: If an action that was on a device does not fit.
-            WorkerTimeoutError: If it takes too long; no env was sent anything.
-        """
-        pool, envs = self._scope.pool, self._scope.everything
-        if not pool.fenced:
-            return
-        self._timeout = pool.deadline(self._timeout)
-        lease = Lease(envs, "send", self._timeout)
-        if self._arrival is not None:
-            await self._arrival.wait(lease)
-            self._arrival = None
-        await pool.passed(pool.in_use(envs.envs), lease)
-
-    def go(self) -> None:
-        """Send it, or have it sent once that is possible; the envs are busy from now on.
-
-        Raises:
-            ConcurrencyError: If an env is busy.
-            WorkerDiedError: If the worker of one is dead, unless envs are restarted.
-            Exception: If an input cannot be sent. No env was sent anything then, as in all cases before.
-        """
-        scopes = [self._whole.scope((env,)) for env in self._envs]
-        lease = self._whole.pool.acquire(self._scope.everything, COMMAND, timeout=self._timeout)
-        self._whole.outbox.send(lease, scopes, self._sent, self._scope.exchange, self._inputs, self._arrival)
+    def read_step(self, rows: Rows, outcome: Outcome, known: Any, *, maybe_reset: bool) -> tuple[Any, Any]:
+        """Return the outcome of its step, and the root for the next one."""
 
 
 @dataclass(eq=False)
@@ -246,7 +175,7 @@ class PendingStep:
     """
 
     env: int
-    scope: EnvSelection
+    scope: SelectedEnv
     lease: Lease
     sent: SentInputs
     row: int
@@ -299,7 +228,7 @@ class PendingSteps:
     def send(
         self,
         lease: Lease,
-        scopes: Sequence[EnvSelection],
+        scopes: Sequence[SelectedEnv],
         sent: SentInputs,
         exchange: Exchange | LazyExchange,
         inputs: Any,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -130,6 +130,14 @@ class TensorSpec(ABC):
     _device: torch.device | None = None
     _event_ndim = 0
     """How many of the last dims belong to one value and cannot be indexed or rearranged."""
+    _kinds: ClassVar[dict[str, Callable[..., Any]]] = {}
+    """The classes of specs by name, for a spec that turns into one which is built on its own class."""
+    _stack_specs: ClassVar[Callable[..., TensorSpec]]
+    """What `torch.stack` does; set by the module of stacked specs, which is built on all others."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        TensorSpec._kinds.setdefault(cls.__name__, cls)
 
     @property
     def shape(self) -> torch.Size:
@@ -437,9 +445,7 @@ class TensorSpec(ABC):
         """Make `torch.stack`, `squeeze`, `unsqueeze` and `index_select` work on specs."""
         kwargs = kwargs or {}
         if func is torch.stack:
-            from aioenvs.specs.stacked import stack_specs
-
-            return stack_specs(*args, **kwargs)
+            return cls._stack_specs(*args, **kwargs)
         if func is torch.index_select:
             return _index_select(*args, **kwargs)
         if func in (torch.squeeze, torch.unsqueeze):

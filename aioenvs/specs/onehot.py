@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from aioenvs.specs.leaf import (
     new_tensor,
     open_shape,
 )
-
-if TYPE_CHECKING:
-    from aioenvs.specs.discrete import Categorical, MultiCategorical
 
 
 def as_mask(mask: Any, size: Sequence[int], spec: TensorLeafSpec) -> torch.Tensor:
@@ -371,7 +368,8 @@ class OneHot(OneHotSpec):
     def enumerate(self, use_mask: bool = False) -> torch.Tensor:
         """Return the n rows, each for the whole batch, of shape `(n, *self.shape)`, see `TensorSpec.enumerate`."""
         categorical = self.to_categorical_spec()
-        return categorical.to_one_hot(categorical.enumerate(use_mask)).to(self._dtype)
+        rows: torch.Tensor = categorical.to_one_hot(categorical.enumerate(use_mask)).to(self._dtype)
+        return rows
 
     def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return the integers of a one-hot value: int64, without its last dim.
@@ -382,11 +380,10 @@ class OneHot(OneHotSpec):
         """
         return self._to_integers(value, safe).squeeze(-1)
 
-    def to_categorical_spec(self) -> Categorical:
+    def to_categorical_spec(self) -> Any:
         """Return the spec of the integers."""
-        from aioenvs.specs.discrete import Categorical
-
-        return Categorical(self.n, self._shape[:-1], device=self._device, mask=self._mask, start=self._start[0])
+        shape, start = self._shape[:-1], self._start[0]
+        return self._kinds["Categorical"](self.n, shape, device=self._device, mask=self._mask, start=start)
 
     def to_one_hot_spec(self) -> OneHot:
         """Return the spec."""
@@ -445,7 +442,8 @@ class MultiOneHot(OneHotSpec):
     def enumerate(self, use_mask: bool = False) -> torch.Tensor:
         """Return all rows, each for the whole batch, of shape `(cardinality, *self.shape)`."""
         categorical = self.to_categorical_spec()
-        return categorical.to_one_hot(categorical.enumerate(use_mask)).to(self._dtype)
+        rows: torch.Tensor = categorical.to_one_hot(categorical.enumerate(use_mask)).to(self._dtype)
+        return rows
 
     def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return the integers of a one-hot value: int64 `(*, len(nvec))`.
@@ -456,12 +454,10 @@ class MultiOneHot(OneHotSpec):
         """
         return self._to_integers(value, safe)
 
-    def to_categorical_spec(self) -> MultiCategorical:
+    def to_categorical_spec(self) -> Any:
         """Return the spec of the integers."""
-        from aioenvs.specs.discrete import MultiCategorical
-
-        shape = (*self._shape[:-1], len(self._nvec))
-        return MultiCategorical(self._nvec, shape, device=self._device, mask=self._mask, start=self._start)
+        shape, start = (*self._shape[:-1], len(self._nvec)), self._start
+        return self._kinds["MultiCategorical"](self._nvec, shape, device=self._device, mask=self._mask, start=start)
 
     def to_one_hot_spec(self) -> MultiOneHot:
         """Return the spec."""

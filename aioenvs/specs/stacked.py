@@ -341,6 +341,9 @@ def stack_specs(specs: Iterable[TensorSpec], dim: int = 0) -> Any:
     return StackedComposite(*composites, dim=dim)
 
 
+TensorSpec._stack_specs = staticmethod(stack_specs)
+
+
 def _dense(spec: TensorSpec, n: int, dim: int) -> TensorSpec:
     spec = spec.unsqueeze(dim)
     return spec.expand(*spec.shape[:dim], n, *spec.shape[dim + 1 :])

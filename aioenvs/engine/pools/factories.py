@@ -24,7 +24,7 @@ from aioenvs.engine.worker.descriptors import Passed
 from aioenvs.engine.worker.serve import WorkerConfig
 from aioenvs.errors import WorkerStartError, shown
 
-__all__ = ["Descriptors", "Shipment", "pack"]
+__all__ = ["Descriptors", "Shipment", "pickle_factories"]
 
 SCRIPT = (
     "__mp_main__"  # what `multiprocessing` calls the script in a process that it spawned; nobody else can import it
