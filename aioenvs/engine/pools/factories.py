@@ -20,8 +20,8 @@ import cloudpickle
 
 from aioenvs.engine.adapters.copying import reducer_of
 from aioenvs.engine.failure import summary
+from aioenvs.engine.worker.commands import WorkerConfig
 from aioenvs.engine.worker.descriptors import Passed
-from aioenvs.engine.worker.serve import WorkerConfig
 from aioenvs.errors import WorkerStartError, shown
 
 __all__ = ["Descriptors", "Shipment", "pickle_factories"]

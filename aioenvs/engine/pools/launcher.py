@@ -31,7 +31,7 @@ from typing import Any
 
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.worker import serve as worker
-from aioenvs.engine.worker.serve import Inherited
+from aioenvs.engine.worker.commands import Inherited
 
 __all__ = ["EXIT", "HEADER", "LAUNCH", "PID", "SIGNAL", "TAIL", "Order", "main", "run_worker", "signal_group"]
 

@@ -26,7 +26,7 @@ from typing import Any, Protocol, Self
 from aioenvs.engine.pools import launcher as child
 from aioenvs.engine.pools.channel import Channel
 from aioenvs.engine.protocol import Opcode
-from aioenvs.engine.worker.serve import Inherited
+from aioenvs.engine.worker.commands import Inherited
 from aioenvs.errors import AioEnvsError, describe_exit
 
 __all__ = [

@@ -17,9 +17,9 @@ from aioenvs.engine.adapters.base import EnvAdapter
 from aioenvs.engine.portal import PATIENCE, run_to_end
 from aioenvs.engine.protocol import STEPS, Decoder, Frame, Opcode, encode
 from aioenvs.engine.waiting import outlast
+from aioenvs.engine.worker.commands import Worker, values_of
 from aioenvs.engine.worker.env_host import EnvHost, Outcome, Plan
 from aioenvs.engine.worker.plain_thread import Place, PlainThread, done_at
-from aioenvs.engine.worker.serve import Worker, values_of
 
 __all__ = ["Batch", "ConcurrentHost", "ConcurrentServer", "serve_concurrently"]
 

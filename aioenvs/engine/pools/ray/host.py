@@ -20,9 +20,10 @@ from aioenvs.engine.layout import Family
 from aioenvs.engine.memory import own_memory
 from aioenvs.engine.pools.ray.rows import NOTHING, Bytes, RayRows
 from aioenvs.engine.protocol import Frame, Opcode
+from aioenvs.engine.worker.commands import Worker
 from aioenvs.engine.worker.concurrent import ConcurrentServer
 from aioenvs.engine.worker.plain_thread import PlainThread, done_at
-from aioenvs.engine.worker.serve import Worker, draw_afresh, exit_code
+from aioenvs.engine.worker.serve import draw_afresh, exit_code
 
 __all__ = ["RayHost"]
 
