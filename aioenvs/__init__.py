@@ -72,7 +72,7 @@ _HOMES = {
     "check_marl_grouping": "aioenvs.envs.pettingzoo",
     "default_info_dict_reader": "aioenvs.envs.info",
     "make_composite_from_td": "aioenvs.specs.nontensor",
-    "step_mdp": "aioenvs.mdp",
+    "step_mdp": "aioenvs.tensors.step_mdp",
 }
 _MODULES = ("envs", "errors", "specs", "testing")
 

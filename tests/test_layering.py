@@ -6,6 +6,7 @@ import graphlib
 import importlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,41 +22,28 @@ MODULES = {
 }
 
 PURE = {
-    f"aioenvs.engine.{name}" for name in ("protocol", "layout", "slots", "metadata", "turns", "seeding", "driving")
-} | {"aioenvs.errors", "aioenvs.hints"}
+    *(f"aioenvs.engine.{name}" for name in ("protocol", "layout", "env_states", "double_buffer")),
+    "aioenvs.errors",
+    "aioenvs.hints",
+}
 
 # Lowest first. A module belongs to the longest prefix of its name that stands here, and imports nothing from above.
 LAYERS = (
-    ("aioenvs.errors", "aioenvs.hints", "aioenvs.hints", "aioenvs.hints"),
+    ("aioenvs.errors", "aioenvs.hints", "aioenvs.registry"),
     (
         "aioenvs.engine.protocol",
         "aioenvs.engine.layout",
         "aioenvs.engine.env_states",
-        "aioenvs.engine.layout",
         "aioenvs.engine.double_buffer",
-        "aioenvs.engine.worker.random_streams",
-        "aioenvs.engine.portal",
     ),
     ("aioenvs.engine",),
-    (
-        "aioenvs.specs",
-        "aioenvs.mdp",
-        "aioenvs.registry",
-        "aioenvs.tensors.storage",
-        "aioenvs.tensors.storage",
-        "aioenvs.anything",
-    ),
-    ("aioenvs.specs.from_spaces", "aioenvs.tensors.trees"),
-    ("aioenvs.tensors.rollout", "aioenvs.tensors.rollout", "aioenvs.envs"),
-    ("aioenvs.tensors.device",),
-    ("aioenvs.tensors.transfer",),
-    ("aioenvs.batched",),
+    ("aioenvs.specs", "aioenvs.anything"),
+    ("aioenvs.tensors",),
+    ("aioenvs.envs",),
+    ("aioenvs.faces",),
     ("aioenvs.collectors", "aioenvs.integrations", "aioenvs.testing"),
     ("aioenvs",),  # the lazy root: whoever imports it can reach every face
-    ("aioenvs.cli.report", "aioenvs.cli.recommend", "aioenvs.cli.errors"),
-    ("aioenvs.cli.targets", "aioenvs.cli.measure"),
-    ("aioenvs.cli.bench",),
-    ("aioenvs.cli.main",),
+    ("aioenvs.cli",),
     ("aioenvs.__main__",),
 )
 RANKS = {prefix: rank for rank, layer in enumerate(LAYERS) for prefix in layer}
@@ -81,34 +69,16 @@ INPUT_OUTPUT = {
     "uvloop",
 }
 ASYNCIO = {
-    f"aioenvs.engine.{name}"
-    for name in (
-        "answering",
-        "beside",
-        "channel",
-        "deadlines",
-        "concurrency",
-        "concurrent_worker",
-        "fences",
-        "inline",
-        "pool",
-        "portal",
-        "process",
-        "replacing",
-        "ray_cluster",
-        "ray_host",
-        "ray_pool",
-        "ray_workers",
-        "restarting",
-        "supervision",
-        "threads",
-        "workers",
-    )
+    "aioenvs.engine.portal",
+    "aioenvs.engine.waiting",
+    "aioenvs.engine.worker.concurrent",
+    "aioenvs.engine.worker.plain_thread",
 }
-ASYNC_FACES = (
-    "aioenvs.batched",
+ASYNC_PARTS = (
+    "aioenvs.engine.pools",
+    "aioenvs.faces",
     "aioenvs.tensors.rollout",
-    "aioenvs.cli.main",
+    "aioenvs.cli",
     "aioenvs.collectors",
     "aioenvs.integrations",
 )
@@ -118,10 +88,16 @@ FORKING = {"aioenvs.engine.pools.process_host", "aioenvs.engine.pools.launcher"}
 
 
 class Import(NamedTuple):
-    """One import statement's target, as a dotted name; `top` if it runs when the module is imported."""
+    """One import statement's target, as a dotted name.
+
+    Attributes:
+        top: Whether it runs when the module is imported.
+        typing: Whether it is there for type checkers only.
+    """
 
     target: str
     top: bool
+    typing: bool = False
 
     @property
     def package(self) -> str:
@@ -137,24 +113,28 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 @functools.cache
-def imports_of(module: str) -> tuple[Import, ...]:
-    """All imports of a module, those inside functions included, those for type checkers only left out."""
+def every_import_of(module: str) -> tuple[Import, ...]:
+    """All imports of a module, those inside functions and those for type checkers included."""
     return tuple(_imports(parse(module), module, top=True))
 
 
-def _imports(node: ast.AST, module: str, top: bool) -> Iterator[Import]:
+def imports_of(module: str) -> tuple[Import, ...]:
+    """All imports of a module that can run: those inside functions, too."""
+    return tuple(found for found in every_import_of(module) if not found.typing)
+
+
+def _imports(node: ast.AST, module: str, top: bool, typing: bool = False) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
-        if is_type_checking(child):
-            continue
+        checked = typing or is_type_checking(child)
         if isinstance(child, ast.Import):
-            yield from (Import(alias.name, top) for alias in child.names)
+            yield from (Import(alias.name, top, checked) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
             origin = _origin(child, module)
             for alias in child.names:
                 name = f"{origin}.{alias.name}"
-                yield Import(name if name in MODULES else origin, top)
+                yield Import(name if name in MODULES else origin, top, checked)
         inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        yield from _imports(child, module, top and not inner)
+        yield from _imports(child, module, top and not inner, checked)
 
 
 def _origin(statement: ast.ImportFrom, module: str) -> str:
@@ -188,11 +168,12 @@ def test_the_reader_of_imports_finds_them_wherever_they_stand() -> None:
         "from . import errors\n"
         "class A:\n    async def f(self):\n        from ..specs import base, Composite\n"
     )
-    found = set(_imports(ast.parse(source), "aioenvs.engine.config", top=True))
+    found = set(_imports(ast.parse(source), "aioenvs.faces.steps", top=True))
     assert found == {
+        Import("gymnasium", True, True),
         Import("typing", True),
         Import("numpy", True),
-        Import("aioenvs.batched", True),
+        Import("aioenvs.faces", True),
         Import("aioenvs.specs.base", False),
         Import("aioenvs.specs", False),
     }
@@ -209,16 +190,37 @@ def test_a_module_imports_only_from_its_own_layer_and_below() -> None:
 
 
 def test_no_imports_go_in_circles() -> None:
+    """Neither those that run when a module is imported, nor those inside functions or for type checkers.
+
+    The lazy tables of packages, which name what lies below them for type checkers, are the one exception.
+    """
     graph = {
-        module: {found.target for found in own_imports(module) if found.top and found.target != module}
+        module: {
+            found.target
+            for found in every_import_of(module)
+            if found.package == "aioenvs" and found.target != module and not (found.typing and is_lazy(module))
+        }
         for module in MODULES
+        if module != "aioenvs"
     }
     order = list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
-    assert (
-        order.index("aioenvs.errors")
-        < order.index("aioenvs.engine.env_states")
-        < order.index("aioenvs.faces.async_envs")
-    )
+    assert order.index("aioenvs.errors") < order.index("aioenvs.engine.env_states")
+    assert order.index("aioenvs.engine.env_states") < order.index("aioenvs.faces.async_envs")
+
+
+def is_lazy(module: str) -> bool:
+    """Whether a package loads its names when they are first used."""
+    return any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in parse(module).body)
+
+
+def test_no_folder_shows_more_than_twelve_modules() -> None:
+    shown = Counter(path.parent for path in MODULES.values() if path.stem != "__init__")
+    assert {folder.name: count for folder, count in shown.items() if count > 12} == {}
+
+
+def test_no_module_is_longer_than_600_lines() -> None:
+    lengths = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
+    assert {module: length for module, length in lengths.items() if length > 600} == {}
 
 
 def test_the_engine_knows_neither_torch_nor_a_face() -> None:
@@ -228,7 +230,7 @@ def test_the_engine_knows_neither_torch_nor_a_face() -> None:
         for module in engine
         for found in imports_of(module)
         if found.package in ("torch", "tensordict", "torchrl")
-        or (found.package == "aioenvs" and not found.target.startswith(("aioenvs.engine", "aioenvs.errors")))
+        or (found.package == "aioenvs" and not found.target.startswith(("aioenvs.engine", *LAYERS[0])))
     ]
     assert len(engine) > 10
     assert foreign == []
@@ -254,7 +256,7 @@ def test_asyncio_is_used_by_the_shells_and_the_async_faces_only() -> None:
         module for module in MODULES if any(found.package in ("asyncio", "uvloop") for found in imports_of(module))
     }
     assert "aioenvs.engine.pools.channel" in users
-    assert {module for module in users - ASYNCIO if not module.startswith(ASYNC_FACES)} == set()
+    assert {module for module in users - ASYNCIO if not module.startswith(ASYNC_PARTS)} == set()
 
 
 def test_processes_are_made_in_one_place() -> None:

@@ -105,8 +105,8 @@ class AsyncCollector(Progressing):
 
     Args:
         env: An async face such as `AsyncParallelEnv`, or a view of one. It is started when need be.
-        policy: What chooses the actions, None for random ones; see `aioenvs.tensors.rollout.as_policy`. It may be a coroutine
-            function, which is awaited while envs work.
+        policy: What chooses the actions, None for random ones; see `aioenvs.tensors.rollout.as_policy`. It may be a
+            coroutine function, which is awaited while envs work.
         frames_per_batch: How many frames make a batch: without `min_get`, a multiple of the number of envs.
         total_frames: Of the run; rounded up to full batches, with a warning. -1 or None for an endless one.
         min_get: From how many envs on the policy is called, None for all. 1 suits envs whose steps differ much in

@@ -143,14 +143,14 @@ INPUT = "input"
 NEXT = "next"
 ROOT = "root"
 
-# What comes out has two slots, so that one can be looked at while the other is written: their regions.
+# Results have two halves, so that one can be looked at while the other is written: the regions of each.
 HALVES = ({NEXT: NEXT, ROOT: ROOT}, {NEXT: "next'", ROOT: "root'"})
 
-# A region of the engine's own. WHERE says in which region an env has its latest values, and, times two, in which half:
-# only the env's own side writes it, when they are complete, so that it holds whatever became of the reply. TURN says in
-# which half its next command writes, and with WHOLE that a step writes the root, too, also where there is no reset:
-# only the parent writes it (`aioenvs.engine.double_buffer`), while the env is not at work; what hosts the env looks it up with
-# each command.
+# A region of the engine's own. LATEST says in which region an env has its latest values, and, times two, in which half:
+# only the env's own side writes it, when they are complete, so that it holds whatever became of the reply. WRITE_HALF
+# says in which half its next command writes, and with WRITE_ROOT that a step writes the root, too, also where there is
+# no reset: only the parent writes it (`aioenvs.engine.double_buffer`), while the env is not at work; what hosts the env
+# looks it up with each command.
 STATUS = "status"
 LATEST: Key = ("where",)
 IN_ROOT, IN_NEXT = 0, 1

@@ -58,9 +58,9 @@ class AsyncParallelEnv(AsyncBatchedEnv):
             RAY_ADDRESS names, or else one that is started on this machine, and ended with the envs. Each machine needs
             aioenvs and what the factories import. Everything is as with processes, but what is sent goes over the
             network: see `ray_options`.
-        device: Where results go: a device by its name or number, or a `DeviceBackend` (`aioenvs.tensors.device`); None leaves
-            them on the envs' own. They cross as one copy, and actions may come from there. Results of torch envs that
-            are on a device themselves are brought to the host in between, except in an `AsyncSerialEnv`.
+        device: Where results go: a device by its name or number, or a `DeviceBackend` (`aioenvs.tensors.device`); None
+            leaves them on the envs' own. They cross as one copy, and actions may come from there. Results of torch
+            envs that are on a device themselves are brought to the host in between, except in an `AsyncSerialEnv`.
         share_individual_td: True to get lazy stacks of one TensorDict per env; False to be told if they cannot be
             stacked into one tensor for each key; None for lazy stacks only where they cannot.
         shared_memory: False to keep the buffers in a file without a name rather than in memory.

@@ -49,7 +49,7 @@ class AsyncEnvs(AsyncSteps):
         """Whether there are no envs now: not started yet, or closed."""
 
     @abstractmethod
-    def __getitem__(self, index: Any) -> AsyncEnvs:
+    def __getitem__(self, index: Any) -> Any:
         """A live view of some envs, with the same methods."""
 
     __setitem__ = no_writeback
@@ -156,7 +156,8 @@ class AsyncEnvs(AsyncSteps):
         Cancelling it leaves open which envs have got their seed.
 
         Args:
-            seed: The first env's seed, from which the others follow (`aioenvs.engine.worker.random_streams`); None to draw one.
+            seed: The first env's seed, from which the others follow (`aioenvs.engine.worker.random_streams`); None to
+                draw one.
             static_seed: Give the same seed to all.
             timeout: Seconds that it may take; None for `step_timeout`.
 

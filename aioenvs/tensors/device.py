@@ -1,7 +1,7 @@
 """Devices that results go to, and that actions come from.
 
-`DeviceBackend` is all that a device has to be able to do, and the only place that calls it; `aioenvs.tensors.transfer` says in
-which order.
+`DeviceBackend` is all that a device has to be able to do, and the only place that calls it; `aioenvs.tensors.transfer`
+says in which order.
 """
 
 from __future__ import annotations

@@ -296,7 +296,7 @@ class Restarting(ReplacingPool):
         return found
 
     def _next_root(self, env: int) -> tuple[int, Rows, NDArray[Any]]:
-        """The half in which an env writes next, its rows of the root there, and the row of WHERE."""
+        """The half in which an env writes next, its rows of the root there, and the row of LATEST."""
         for arrays, row in self._place(env):
             half = int(arrays[STATUS][WRITE_HALF][row]) & 1
             rows = [array[row : row + 1] for array in arrays[HALVES[half][ROOT]].values()]
