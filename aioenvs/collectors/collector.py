@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,10 +11,9 @@ from tensordict.nn import InteractionType
 
 from aioenvs.collectors.async_collector import AsyncCollector
 from aioenvs.collectors.plan import Progressing
-from aioenvs.engine.portal import Immediate
+from aioenvs.engine.portal import Immediate, blocking, delegated, documented_by
 from aioenvs.errors import shown
 from aioenvs.faces.commands import AsyncEnvs
-from aioenvs.faces.forwarding import documented_by
 from aioenvs.faces.sync_envs import BatchedEnvBase
 from aioenvs.hints import Instead, hints_at_keywords
 from aioenvs.tensors.device import Device
@@ -92,6 +90,11 @@ class Collector(Progressing):
         self._collector._face = type(self).__name__
         self._progress = self._collector._progress
 
+    @property
+    def _twin(self) -> AsyncCollector:
+        """The coroutines that the plain calls run."""
+        return self._collector
+
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return self._env._run(coroutine)
 
@@ -139,31 +142,12 @@ class Collector(Progressing):
 
     # -- changes ----------------------------------------------------------------------------------------
 
-    @documented_by(AsyncCollector.reset)
-    def reset(self) -> None:
-        self._run(self._collector.reset())
-
-    @documented_by(AsyncCollector.set_seed)
-    def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int:
-        following: int = self._run(self._collector.set_seed(seed, static_seed))
-        return following
-
-    @documented_by(AsyncCollector.update_policy_weights_)
-    def update_policy_weights_(self, policy_or_weights: Any = None) -> None:
-        self._collector.update_policy_weights_(policy_or_weights)
-
-    @documented_by(AsyncCollector.update_policy)
-    def update_policy(self, policy: Any) -> None:
-        self._collector.update_policy(policy)
-
-    @documented_by(AsyncCollector.state_dict)
-    def state_dict(self) -> OrderedDict[str, Any]:
-        state: OrderedDict[str, Any] = self._run(self._collector.state_dict())
-        return state
-
-    @documented_by(AsyncCollector.load_state_dict)
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        self._run(self._collector.load_state_dict(state_dict, strict))
+    reset = blocking(AsyncCollector.reset)
+    set_seed = blocking(AsyncCollector.set_seed)
+    update_policy_weights_ = delegated(AsyncCollector.update_policy_weights_)
+    update_policy = delegated(AsyncCollector.update_policy)
+    state_dict = blocking(AsyncCollector.state_dict)
+    load_state_dict = blocking(AsyncCollector.load_state_dict)
 
     # -- the end ----------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
 from aioenvs.errors import AioEnvsError, ConcurrencyError
 
@@ -27,13 +27,20 @@ __all__ = [
     "LoopPortal",
     "Portal",
     "awaited",
+    "blocking",
+    "delegated",
+    "documented_by",
     "driven",
     "loop_wanted",
+    "mirrored",
     "outside_of",
     "run_to_end",
 ]
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -435,3 +442,47 @@ async def wind_up() -> None:
         await asyncio.wait(left, timeout=PATIENCE)
     await asyncio.sleep(0)
     await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+def blocking(coroutine: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
+    """Return the method of a plain object that runs this coroutine of the async object behind it.
+
+    It has the coroutine's signature and docstring. The plain object has the async one as `_twin`, and `_run`.
+    """
+    name = coroutine.__name__
+
+    @functools.wraps(coroutine, updated=())  # else it would be as abstract as that is declared
+    def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self._run(getattr(self._twin, name)(*args, **kwargs))
+        return result
+
+    return run
+
+
+def delegated(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Return the method of a plain object that calls this one, which is no coroutine, of the async object behind it."""
+    name = method.__name__
+
+    @functools.wraps(method, updated=())
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = getattr(self._twin, name)(*args, **kwargs)
+        return result
+
+    return call
+
+
+def documented_by(coroutine: Callable[..., Any]) -> Callable[[Method], Method]:
+    """Give a method that does more than to run a coroutine the docstring of that."""
+
+    def document(method: Method) -> Method:
+        method.__doc__ = coroutine.__doc__
+        return method
+
+    return document
+
+
+def mirrored(described: Callable[[Any], R]) -> R:
+    """Return the read-only property of a plain object that shows this one of the async object behind it."""
+    shows: Any = described  # the property itself, which type checkers take for its getter
+    name = shows.fget.__name__
+    return cast(R, property(lambda self: getattr(self._twin, name), doc=shows.__doc__))

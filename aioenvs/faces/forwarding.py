@@ -5,30 +5,20 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from aioenvs.engine.adapters.copying import Withheld
+from aioenvs.engine.portal import blocking, delegated, documented_by
 from aioenvs.envs.base import EnvBase
 from aioenvs.errors import AioEnvsError, ConcurrencyError, NotRunningError, WorkerStartError
-from aioenvs.faces.calls import AsyncCalls, Statistics
+from aioenvs.faces.calls import AsyncCalls
 from aioenvs.faces.commands import AsyncEnvs
 from aioenvs.hints import hint_at, not_for_transforms
 
-__all__ = ["Forwarding", "documented_by", "looked_up", "started_for_attribute"]
+__all__ = ["Forwarding", "looked_up", "started_for_attribute"]
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 REGISTERED = ("_parameters", "_buffers", "_modules")  # where a torch.nn.Module has attributes besides its __dict__
-
-
-def documented_by(coroutine: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Give a method the docstring of the coroutine that it runs."""
-
-    def document(method: Method) -> Method:
-        method.__doc__ = coroutine.__doc__
-        return method
-
-    return document
 
 
 class Forwarding(EnvBase):
@@ -41,28 +31,17 @@ class Forwarding(EnvBase):
     def _run(self, coroutine: Any) -> Any:
         """Run a coroutine to its end."""
 
-    @documented_by(AsyncCalls.call)
-    def call(self, name: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Any]:
-        values: list[Any] = self._run(self._env.call(name, *args, timeout=timeout, **kwargs))
-        return values
+    @property
+    def _twin(self) -> AsyncEnvs:
+        """The coroutines that the plain calls run."""
+        return self._env
 
-    @documented_by(AsyncCalls.get_attr)
-    def get_attr(self, name: str, *, timeout: float | None = None) -> list[Any]:
-        values: list[Any] = self._run(self._env.get_attr(name, timeout=timeout))
-        return values
-
-    @documented_by(AsyncCalls.set_attr)
-    def set_attr(self, name: str, values: Any, *, timeout: float | None = None) -> None:
-        self._run(self._env.set_attr(name, values, timeout=timeout))
-
-    @documented_by(AsyncCalls.statistics)
-    def statistics(self) -> Statistics:
-        return self._env.statistics()
-
-    @documented_by(AsyncCalls.render)
-    def render(self, *, timeout: float | None = None) -> list[Any]:
-        values: list[Any] = self._run(self._env.render(timeout=timeout))
-        return values
+    call = blocking(AsyncCalls.call)
+    get_attr = blocking(AsyncCalls.get_attr)
+    set_attr = blocking(AsyncCalls.set_attr)
+    statistics = delegated(AsyncCalls.statistics)
+    render = blocking(AsyncCalls.render)
+    load_state_dict = blocking(AsyncCalls.load_state_dict)
 
     @documented_by(AsyncCalls.state_dict)
     def state_dict(  # type: ignore[override]
@@ -70,17 +49,6 @@ class Forwarding(EnvBase):
     ) -> OrderedDict[str, Any]:
         states: OrderedDict[str, Any] = self._run(self._env.state_dict(timeout=timeout))
         return states
-
-    @documented_by(AsyncCalls.load_state_dict)
-    def load_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        strict: bool = True,
-        assign: bool = False,
-        *,
-        timeout: float | None = None,
-    ) -> None:
-        self._run(self._env.load_state_dict(state_dict, strict, assign, timeout=timeout))
 
     def __getattr__(self, name: str) -> Any:
         """What the envs have under this name: a list of values, or a method that calls theirs.

@@ -7,18 +7,28 @@ import functools
 import inspect
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self
 
 import torch
 from tensordict import TensorDictBase
 
-from aioenvs.engine.portal import Immediate, LoopPortal, Portal, awaited, driven
+from aioenvs.engine.portal import (
+    Immediate,
+    LoopPortal,
+    Portal,
+    awaited,
+    blocking,
+    delegated,
+    documented_by,
+    driven,
+    mirrored,
+)
 from aioenvs.errors import ConcurrencyError, shown
 from aioenvs.faces.async_envs import AsyncParallelEnv, AsyncSerialEnv, is_single, without_hosts
 from aioenvs.faces.commands import AsyncEnvs
-from aioenvs.faces.forwarding import Forwarding, documented_by, started_for_attribute
+from aioenvs.faces.forwarding import Forwarding, started_for_attribute
 from aioenvs.faces.lifecycle import AsyncBatchedEnv, AsyncView
 from aioenvs.faces.steps import AsyncSteps
 from aioenvs.hints import Instead, check_keywords, no_writeback
@@ -125,25 +135,11 @@ class BatchedEnvBase(Forwarding):
     def device(self, value: Any) -> NoReturn:
         raise RuntimeError(f"device cannot be set; use env.to({shown(value)})")
 
-    @property
-    def is_closed(self) -> bool:  # type: ignore[override]
-        """Whether there are no envs now: not started yet, or closed."""
-        return self._env.is_closed
-
-    @property
-    def num_workers(self) -> int:
-        """How many envs there are."""
-        return self._env.num_workers
-
-    @property
-    def num_processes(self) -> int:
-        """How many processes host them; 0 where they live in this one."""
-        return self._env.num_processes
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the running workers that host them, in order; empty where envs live in this process."""
-        return self._env.pids
+    is_closed = mirrored(AsyncEnvs.is_closed)
+    num_workers = mirrored(AsyncEnvs.num_workers)
+    num_processes = mirrored(AsyncEnvs.num_processes)
+    pids = mirrored(AsyncEnvs.pids)
+    outstanding = mirrored(AsyncEnvs.outstanding)
 
     @property
     def num_seeds(self) -> int:
@@ -154,65 +150,25 @@ class BatchedEnvBase(Forwarding):
     def __len__(self) -> int:
         return self.num_workers
 
+    @documented_by(AsyncEnvs.rand_action)
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         return self._known().rand_action(tensordict)
-
-    rand_action.__doc__ = AsyncEnvs.rand_action.__doc__
 
     def __repr__(self) -> str:
         return repr(self._env)
 
-    @documented_by(AsyncBatchedEnv.update_kwargs)
-    def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        self._env.update_kwargs(kwargs)
+    update_kwargs = delegated(AsyncBatchedEnv.update_kwargs)
 
     # -- commands ---------------------------------------------------------------------------------------
 
-    @documented_by(AsyncBatchedEnv.start)
-    def start(self) -> None:
-        self._run(self._env.start())
-
-    @documented_by(AsyncEnvs.set_seed)
-    def set_seed(self, seed: int | None = None, static_seed: bool = False, *, timeout: float | None = None) -> int:
-        following: int = self._run(self._env.set_seed(seed, static_seed, timeout=timeout))
-        return following
-
-    @documented_by(AsyncEnvs.reset)
-    def reset(
-        self,
-        tensordict: TensorDictBase | None = None,
-        *,
-        list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
-        select_reset_only: bool = False,
-        timeout: float | None = None,
-        **kwargs: Any,
-    ) -> TensorDictBase:
-        kwargs |= {"list_of_kwargs": list_of_kwargs, "select_reset_only": select_reset_only, "timeout": timeout}
-        result: TensorDictBase = self._run(self._env.reset(tensordict, **kwargs))
-        return result
-
-    @documented_by(AsyncEnvs.step)
-    def step(self, tensordict: TensorDictBase, *, copy: bool = True, timeout: float | None = None) -> TensorDictBase:
-        result: TensorDictBase = self._run(self._env.step(tensordict, copy=copy, timeout=timeout))
-        return result
-
-    @documented_by(AsyncEnvs.step_and_maybe_reset)
-    def step_and_maybe_reset(
-        self, tensordict: TensorDictBase, *, copy: bool = True, timeout: float | None = None
-    ) -> tuple[TensorDictBase, TensorDictBase]:
-        steps = self._env.step_and_maybe_reset(tensordict, copy=copy, timeout=timeout)
-        result: tuple[TensorDictBase, TensorDictBase] = self._run(steps)
-        return result
-
-    @documented_by(AsyncSteps.on_host)
-    def on_host(self, tensordict: TensorDictBase) -> TensorDictBase:
-        result: TensorDictBase = self._run(self._env.on_host(tensordict))
-        return result
-
-    @property
-    def outstanding(self) -> tuple[int, ...]:
-        """The envs that were sent a step which was not received yet, in the order in which they were sent."""
-        return self._env.outstanding
+    start = blocking(AsyncBatchedEnv.start)
+    set_seed = blocking(AsyncEnvs.set_seed)
+    reset = blocking(AsyncEnvs.reset)  # type: ignore[arg-type]
+    step = blocking(AsyncEnvs.step)
+    step_and_maybe_reset = blocking(AsyncEnvs.step_and_maybe_reset)
+    maybe_reset = blocking(AsyncEnvs.maybe_reset)
+    rand_step = blocking(AsyncEnvs.rand_step)
+    on_host = blocking(AsyncEnvs.on_host)
 
     @documented_by(AsyncSteps.send)
     def send(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> None:
@@ -226,16 +182,6 @@ class BatchedEnvBase(Forwarding):
         td, following, taken = self._run(self._env._assembled(min_get, max_get, timeout))
         taken()
         return td, following
-
-    @documented_by(AsyncEnvs.maybe_reset)
-    def maybe_reset(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> TensorDictBase:
-        result: TensorDictBase = self._run(self._env.maybe_reset(tensordict, timeout=timeout))
-        return result
-
-    @documented_by(AsyncEnvs.rand_step)
-    def rand_step(self, tensordict: TensorDictBase | None = None, *, timeout: float | None = None) -> TensorDictBase:
-        result: TensorDictBase = self._run(self._env.rand_step(tensordict, timeout=timeout))
-        return result
 
     def _driven(self, steps: RolloutSteps) -> TensorDictBase:
         """Run a rollout; what a policy or callback leaves to be awaited is awaited in the loop of the envs."""
