@@ -33,7 +33,7 @@ class AioEnvsError(RuntimeError):
     """Base class of the errors that only aioenvs can raise; bad arguments are ValueError, TypeError or RuntimeError."""
 
     def again(self) -> Self:
-        """The same error to raise once more, so that no two callers share a traceback."""
+        """Return a copy of the error to raise once more, so that no two callers share a traceback."""
         copy = self._copy()
         copy.__cause__ = self.__cause__
         for note in getattr(self, "__notes__", ()):

@@ -36,7 +36,7 @@ CALLED = ("__iter__", "__aiter__")  # of these, the interpreter drops an error o
 
 
 class WrongStatementError(TypeError, AttributeError):
-    """What the interpreter says where a method is missing; `hasattr` says so, too, but for those in `CALLED`."""
+    """The error for a statement of the wrong kind; for `hasattr` the method is missing, but for those in `CALLED`."""
 
 
 class Instead:
@@ -63,7 +63,7 @@ class Instead:
 
 
 def describe(value: Any) -> str:
-    """What was found in place of something else, with a hint where it was not awaited."""
+    """Return a description of a value in place of another, with a hint where it was not awaited."""
     found = f"the coroutine of {value.__qualname__}" if inspect.iscoroutine(value) else type(value).__name__
     return f"{found}, which has to be awaited" if inspect.isawaitable(value) else found
 
@@ -200,7 +200,7 @@ def signed_as(model: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def _called(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """What the caller knows: of a constructor, the class; of a method, the class, too."""
+    """Return the name that the caller knows: of a constructor, the class; of a method, the class, too."""
     if function.__name__ == "__init__" and args:
         return type(args[0]).__name__
     _, dot, _ = function.__qualname__.rpartition(".")
@@ -232,7 +232,7 @@ ASKED_FOR = {
 
 
 def hint_at(name: str) -> str:
-    """What to add to the error where an attribute is missing that one of the libraries asks for; else nothing."""
+    """Return the hint for a missing attribute that one of the libraries asks for; else nothing."""
     return "".join(f"; {hint}" for hint, names in ASKED_FOR.items() if name in names)
 
 

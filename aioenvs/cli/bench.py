@@ -16,7 +16,7 @@ __all__ = ["BenchOptions", "bench", "profile_rows", "result_rows"]
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What ``aioenvs bench`` was asked to do; None leaves a choice to it."""
+    """The options of ``aioenvs bench``; None leaves a choice to it."""
 
     target: str
     num_workers: int = 8

@@ -1,4 +1,4 @@
-"""What the commands tell a user whose wish they cannot fulfil."""
+"""Errors of the commands: exit codes, and messages for a user whose wish cannot be fulfilled."""
 
 from __future__ import annotations
 

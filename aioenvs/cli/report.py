@@ -1,4 +1,4 @@
-"""What `aioenvs run` has measured, and how it is shown: a live line, and a table at the end."""
+"""The report of `aioenvs run`: a live line while it measures, and a table at the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REFRESH_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What ``aioenvs run`` was asked to do; None leaves a choice to the library."""
+    """The options of ``aioenvs run``; None leaves a choice to the library."""
 
     target: str
     num_workers: int = 8
@@ -97,7 +97,7 @@ class EpisodeStats:
 
 @dataclass
 class RunReport:
-    """What a run has measured so far; it can be shown at any time.
+    """The measurements of a run so far, which can be shown at any time.
 
     Attributes:
         options: What was asked.

@@ -1,4 +1,4 @@
-"""What the commands are told to step: an id of Gymnasium's, or a callable of a module or a file."""
+"""Targets of the commands: an id of Gymnasium's, or a callable of a module or a file."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ class AsyncCollector(Progressing):
             self._actor.replace(policy)
 
     async def state_dict(self) -> OrderedDict[str, Any]:
-        """What `load_state_dict` goes on from: frames, iterations, numbers of trajectories, policy and envs.
+        """Return the state for `load_state_dict`: frames, iterations, numbers of trajectories, policy and envs.
 
         Steps that are under way are waited for, and stay for the next batch. What was collected of a batch that was not
         returned is not in it. Cancelling it changes nothing.

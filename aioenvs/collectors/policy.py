@@ -59,12 +59,12 @@ class PolicyTransfer:
         return {id(there): here for there, here in zip(changed, fetched, strict=True)}, fence
 
     def back(self, acted: TensorDictBase, fetched: dict[int, torch.Tensor]) -> TensorDictBase:
-        """What a policy returned, on the host."""
+        """Return the outputs of the policy on the host."""
         here = fetched | {id(each): own for each in tensors_of(acted) if (own := self._unchanged(each)) is not None}
         return exchanged(acted, here, self._home, torch.device("cpu"))
 
     def _unchanged(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What a tensor was on the host, if it is as it went."""
+        """Return a tensor as it was on the host, if it is unchanged since."""
         known = self._former.get(id(tensor))
         return known[2] if known is not None and known[1] is not None and known[1] == _version(tensor) else None
 
@@ -110,7 +110,7 @@ class PolicyRunner:
 
     @property
     def module(self) -> torch.nn.Module | None:
-        """What is called, if that has weights."""
+        """The module that is called, if it has weights."""
         return self._policy if isinstance(self._policy, torch.nn.Module) else None
 
     def load(self, weights: Any = None) -> None:
@@ -164,7 +164,7 @@ class PolicyRunner:
         return with_action(td, acted)
 
     def _visit(self, td: TensorDictBase) -> PolicyTransfer | None:
-        """What brings a root of the host to the policy in one copy; None where it need not be brought, or cannot."""
+        """Return the transfer that brings a root to the policy in one copy; None where none is needed, or possible."""
         if self._device is None or not can_visit(td):
             return None
         if self._transfer is None:
@@ -172,7 +172,7 @@ class PolicyRunner:
         return None if self._transfer.backend is None else PolicyTransfer(self._transfer, td)
 
     async def _called(self, td: TensorDictBase) -> Any:
-        """What the policy makes of a root."""
+        """Return the root with the outputs of the policy."""
         assert self._act is not None
         with self._conditions():
             acted: Any = self._act(td)
@@ -180,7 +180,7 @@ class PolicyRunner:
 
     @contextmanager
     def _conditions(self) -> Iterator[None]:
-        """What the policy is called in."""
+        """Return the context in which the policy is called."""
         exploring = nullcontext() if self._exploring is None else self._exploring()
         with torch.inference_mode() if self.infers else nullcontext(), exploring:
             yield

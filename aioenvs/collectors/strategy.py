@@ -110,7 +110,7 @@ class TrajectoryIds:
         return torch.arange(self.following - count, self.following).reshape(torch.Size(shape))
 
     def renewed(self, ids: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
-        """The same numbers with new ones where a trajectory ended.
+        """Return these numbers, with new ones where a trajectory ended.
 
         Args:
             ids: Int64.

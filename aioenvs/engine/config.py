@@ -1,4 +1,4 @@
-"""What a batched env was asked to be: the arguments, checked, and how many processes the machine suggests."""
+"""The configuration of a batch: the arguments, checked, and how many processes the machine suggests."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class BatchConfig:
         )
 
     def with_kwargs(self, given: Any) -> BatchConfig:
-        """The same with other keyword arguments; those that are not given stay.
+        """Return a copy with other keyword arguments; those that are not given stay.
 
         Raises:
             TypeError: If they are neither a dict nor a list of dicts.
@@ -144,7 +144,7 @@ class BatchConfig:
         return replace(self, kwargs=tuple({**old, **new} for old, new in zip(self.kwargs, changes, strict=True)))
 
     def worker_options(self) -> WorkerOptions:
-        """What the pool of workers has to know besides."""
+        """The options of the pool of workers."""
         from aioenvs.engine.pools.replacing import WorkerOptions  # needs what Windows does not have
 
         return WorkerOptions(

@@ -21,7 +21,7 @@ __all__ = ["EnvState", "EnvStates"]
 
 
 class EnvState(StrEnum):
-    """What an env is doing, as the parent knows it."""
+    """The state of an env, as the parent knows it."""
 
     IDLE = "idle"
     BUSY = "busy"
@@ -84,7 +84,7 @@ class EnvStates:
         self._unanswered.difference_update(envs)
 
     def unanswered(self, envs: Set[int]) -> Set[int]:
-        """Those of these envs whose worker still owes a reply."""
+        """Return those of these envs whose worker still owes a reply."""
         return self._unanswered & envs
 
     def drained(self, envs: Set[int]) -> bool:
@@ -111,7 +111,7 @@ class EnvStates:
             self._broken.pop(env, None)
 
     def broken(self, envs: Set[int]) -> Set[int]:
-        """Those of these envs whose worker is dead."""
+        """Return those of these envs whose worker is dead."""
         return self._broken.keys() & envs
 
     def error(self, env: int) -> WorkerError:

@@ -142,7 +142,7 @@ def passable(error: BaseException) -> Exception:
 def factory_error(
     env: int, original: BaseException | Failure, *, envs: Sequence[int], pid: int | None = None
 ) -> WorkerStartError:
-    """What a start raises, from the exception of a factory.
+    """Return the error of a start, from the exception of a factory.
 
     Args:
         env: Whose factory.

@@ -194,7 +194,7 @@ class EnvMetadata:
 
     @property
     def structure(self) -> Any:
-        """What envs must have in common for their values to be stored and stacked together."""
+        """The structure that envs must share for their values to be stored and stacked together."""
         return (
             tuple((region, leaves) for region, leaves in sorted(self.leaves.items())),
             tuple((region, tuple(objects.items())) for region, objects in sorted(self.objects.items())),
@@ -223,7 +223,7 @@ class Family:
 
 
 def interned(values: Iterable[T]) -> list[T]:
-    """The same values, of which equal ones are one object, so that whoever comes next can go by identity."""
+    """Return the values with equal ones made one object, so that whoever comes next can go by identity."""
     distinct: list[T] = []
     shared = []
     for value in values:
@@ -247,7 +247,7 @@ def form_families(metadata: Sequence[EnvMetadata]) -> tuple[Family, ...]:
 
 
 def families_among(families: Iterable[Family], envs: Iterable[int]) -> tuple[Family, ...]:
-    """What these envs have of some families, laid out in a block of their own."""
+    """Return the families of these envs, laid out in a block of their own."""
     chosen = frozenset(envs)
     parts = (([env for env in family.envs if env in chosen], family.metadata) for family in families)
     return _laid_out((own, metadata) for own, metadata in parts if own)

@@ -151,7 +151,7 @@ class Immediate:
 
 
 async def _rest(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What is left of a coroutine that was begun elsewhere, where it cannot be awaited."""
+    """Return the rest of a coroutine that was begun elsewhere, where it cannot be awaited."""
     return await driven(coroutine)
 
 

@@ -26,7 +26,7 @@ PLAIN_PACKAGES = frozenset(("gymnasium", "numpy", "cloudpickle"))
 
 
 def modules_to_preload(factories: Iterable[Any]) -> tuple[str, ...]:
-    """What is worth importing before workers are forked; never a module of the user's own.
+    """Return the modules worth importing before workers are forked; never one of the user's own.
 
     It is a guess, by what the factories refer to: a worker imports what turns out to be missing.
 
@@ -67,7 +67,7 @@ class _Scout(cloudpickle.Pickler):  # type: ignore[misc]
         self.found: set[str] = set()
 
     def persistent_id(self, thing: Any) -> str | None:
-        """What stands for a thing in the pickle, which is thrown away: nothing of torch needs to be in it."""
+        """Return the stand-in for a thing in the pickle, which is thrown away: nothing of torch needs to be in it."""
         return "torch" if self._examine(thing) else None
 
     def _examine(self, thing: Any) -> bool:
@@ -102,7 +102,7 @@ class _Scout(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
-    """What a module has at a name; of this package, which loads late, the module that it is in."""
+    """Return the value of a module's name; of this package, which loads late, the module that it is in."""
     if module.__name__ == "aioenvs":
         return ModuleType(module.home_of(name))
     return module.__dict__.get(name)

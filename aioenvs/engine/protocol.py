@@ -1,4 +1,4 @@
-"""What travels on the pipe: frames, opcodes and sequence numbers. Pure: no I/O, no asyncio.
+"""The protocol on the pipe: frames, opcodes and sequence numbers. Pure: no I/O, no asyncio.
 
 A frame is a fixed header, then the selected env positions, then a body:
 
@@ -34,7 +34,7 @@ HEADER = struct.Struct("<BBHHHII")
 
 
 class Opcode(IntEnum):
-    """What a frame asks for (below 64) or answers (64 and above)."""
+    """The request (below 64) or answer (64 and above) of a frame."""
 
     START = 1
     ATTACH = 2

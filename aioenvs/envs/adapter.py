@@ -207,7 +207,7 @@ class TensorDictAdapter:
         self.needs_reset = False
 
     def _given(self, arguments: ResetArguments) -> TensorDictBase | None:
-        """What the caller knows of the env, as the argument of its reset."""
+        """Return the caller's knowledge of the env, as the argument of its reset."""
         if not arguments.given and not arguments.objects:
             return None
         # where a state is an observation as well, it is in the latter

@@ -64,7 +64,7 @@ async def check_async_env_specs(
     tensordict: TensorDictBase | None = None,
     break_when_any_done: bool | Literal["both"] | None = None,
 ) -> None:
-    """The same as `check_env_specs`, for an env whose methods are coroutines.
+    """Check, as `check_env_specs` does, an env whose methods are coroutines.
 
     Cancelling it cancels the rollout.
 

@@ -1,4 +1,4 @@
-"""What `_reset` and `_step` gave back, brought into the form that the specs promise. Pure functions on TensorDicts."""
+"""Results of `_reset` and `_step`, brought into the form that the specs promise. Pure functions on TensorDicts."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _node(out: TensorDictBase, path: Path, method: str, *, missing_ok: bool) -> 
 
 
 def entries_of(td: TensorDictBase) -> Mapping[str, Any]:
-    """What a TensorDict has directly, which is quicker had at once than one by one; of a lazy stack when asked for."""
+    """Return the direct entries of a TensorDict, which are quicker had at once; of a lazy stack when asked for."""
     return dict(td.items()) if type(td) is TensorDict else _Entries(td)
 
 
@@ -258,7 +258,7 @@ def whole_rows(mask: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:
 
 
 def idle(td: TensorDictBase, index: SpecIndex, ndim: int) -> TensorDictBase:
-    """What is under `next` where nobody steps: the root's observations and done flags again, and no reward."""
+    """Return the `next` of an env that does not step: the root's observations and done flags again, no reward."""
     lead = td.batch_size[: td.ndim - ndim]
     following = td.select(*index.keys("observation"), *index.keys("done"), strict=False)
     for kind in ("observation", "done", "reward"):

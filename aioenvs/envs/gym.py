@@ -56,7 +56,7 @@ class EnvWrapper(EnvBase):
 
     @abstractmethod
     def _outcome(self, region: str) -> TensorDictBase:
-        """What the adapter wrote, as a new TensorDict."""
+        """Return the rows that the adapter wrote as a new TensorDict."""
 
     def _wrap(self, env: Any) -> None:
         self._env = env
@@ -335,7 +335,7 @@ class GymEnv(GymWrapper):
 
     @property
     def env_name(self) -> str:
-        """What the env was made of."""
+        """The name of the env from which this one was made."""
         return self._env_name
 
     def __repr__(self) -> str:

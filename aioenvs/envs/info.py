@@ -292,7 +292,7 @@ def _matched(keys: list[NestedKey] | None, spec: Any) -> Composite:
 
 
 def _entry(info: Any, path: Key) -> Any:
-    """What stands in an info under a path, `MISSING` if nothing does."""
+    """Return the entry of an info under a path, `MISSING` if there is none."""
     for name in path:
         if not isinstance(info, Mapping) or name not in info:
             return MISSING

@@ -62,7 +62,7 @@ def by_depth(keys: Iterable[NestedKey]) -> list[NestedKey]:
 
 
 class SpecIndex:
-    """What follows from one pair of specs, worked out when it is first asked for.
+    """Keys and leaves of one pair of specs, worked out when first asked for.
 
     Args:
         output_spec: Of `full_observation_spec`, `full_reward_spec` and `full_done_spec`.
@@ -87,7 +87,7 @@ class SpecIndex:
 
     @functools.cached_property
     def members(self) -> list[SpecIndex]:
-        """What follows for each env, where the specs are those of a batch of envs that differ."""
+        """The index of each env, where the specs are those of a batch of envs that differ."""
         specs = (self.output_spec, self.input_spec)
         dims = [spec.stack_dim for spec in specs if isinstance(spec, StackedComposite)]
         pairs = zip(*(spec.unbind(dims[0]) for spec in specs), strict=True) if dims else ()
@@ -102,7 +102,7 @@ class SpecIndex:
         return keys
 
     def every_key(self, kind: str) -> list[NestedKey]:
-        """The same; of envs that differ, those that any has."""
+        """Return the keys; of envs that differ, those that any has."""
         return by_depth(self._found(kind, set.union)) if self.members else self.keys(kind)
 
     def _found(self, kind: str, joined: Callable[..., set[NestedKey]]) -> set[NestedKey]:
@@ -132,7 +132,7 @@ class SpecIndex:
 
     @functools.cached_property
     def left_behind(self) -> tuple[NestedKey, ...]:
-        """What a step leaves behind: the actions, and the rewards that are no inputs of the next."""
+        """The keys that a step leaves behind: the actions, and the rewards that are no inputs of the next."""
         states = self.every_key("state")
         rewards = [key for key in self.every_key("reward") if key not in states]
         return (*rewards, *self.every_key("action"))

@@ -65,7 +65,7 @@ class Described(ABC):
 
     @property
     def _index(self) -> SpecIndex:
-        """What follows from the specs. Kept as long as they are the same, locked objects."""
+        """The index of the specs, kept as long as they are the same, locked objects."""
         output_spec, input_spec = self.output_spec, self.input_spec
         index: SpecIndex | None = self.__dict__.get("_known_index")
         if index is not None and index.output_spec is output_spec and index.input_spec is input_spec:
@@ -202,7 +202,7 @@ class Described(ABC):
 
     @property
     def shape(self) -> torch.Size:
-        """The same as `batch_size`."""
+        """The batch size, as TorchRL calls it."""
         return self.batch_size
 
     @property
@@ -261,7 +261,7 @@ class Described(ABC):
         return tensordict
 
     def fake_tensordict(self) -> TensorDictBase:
-        """What a step returns, with zeros in it, or the nearest values that the specs allow.
+        """Return a TensorDict as a step returns it, of zeros, or the nearest values that the specs allow.
 
         Returns:
             TensorDict of shape `batch_size` with observations, states, done flags and actions, and under `next`

@@ -169,7 +169,7 @@ class Transitions(SettableSpecs):
         return out
 
     def _apart(self, tensordict: TensorDictBase, before: dict[str, Any]) -> TensorDictBase:
-        """What a step wrote into its own input, which becomes what it was."""
+        """Return the entries that a step wrote into its own input, which becomes what it was."""
         index = self._index
         outputs = [key for kind in OUTPUTS for key in index.keys(kind)]
         new = set(tensordict.keys()).difference(before)

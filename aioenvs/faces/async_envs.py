@@ -179,7 +179,7 @@ class AsyncParallelEnv(AsyncBatchedEnv):
 
 
 class AsyncSerialEnv(AsyncBatchedEnv):
-    """The same envs without processes, one after the other in the event loop's thread; coroutine envs at the same time.
+    """Many envs without processes, one after the other in the event loop's thread; coroutine envs at the same time.
 
     For envs that are quicker than a message to another process, for debugging, for gradients through the envs, and as
     the reference for results. Its coroutines never wait for anything but the envs, and a device, and nothing can

@@ -37,7 +37,7 @@ class EnvSpecs:
 
     @classmethod
     def of(cls, metadata: EnvMetadata) -> EnvSpecs:
-        """What an env said of itself, whichever terms it used."""
+        """Return the specs of an env's metadata, in whichever terms they are."""
         specs = metadata.specs
         if "output_spec" in specs:
             return cls(specs["output_spec"], specs["input_spec"])
@@ -92,7 +92,7 @@ class Signature:
         return cls(output.shape, output.lock_(), inputs.lock_(), is_lazy, varies, device)
 
     def to(self, device: torch.device) -> Signature:
-        """The same on another device."""
+        """Return the specs on another device."""
         output, inputs = self.output_spec.to(device), self.input_spec.to(device)
         return Signature(self.batch_size, output.lock_(), inputs.lock_(), self.is_lazy, self.varies, device)
 

@@ -22,7 +22,7 @@ __all__ = ["AsyncCalls", "Statistics"]
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the envs have done since they were started; one entry per env, in the order of the batch.
+    """The work of the envs since they were started; one entry per env, in the order of the batch.
 
     Attributes:
         steps: Steps that came back.
@@ -58,12 +58,12 @@ class AsyncCalls(Described):
 
     @abstractmethod
     async def _scope(self) -> EnvSelection:
-        """What it takes to command the envs, which are started if need be."""
+        """Return the selection of the envs, which are started if need be."""
 
     @property
     @abstractmethod
     def _running_scope(self) -> EnvSelection | None:
-        """The same if they run, else None."""
+        """The selection of the envs if they run, else None."""
 
     def __getattr__(self, name: str) -> Any:
         """Say where attributes of the envs are to be had; a coroutine cannot be waited for here.
@@ -149,7 +149,7 @@ class AsyncCalls(Described):
         await self._perform([Call("set", name, (value,)) for value in each], timeout)
 
     def statistics(self) -> Statistics:
-        """What the envs have done since they were started.
+        """Return the work of the envs since they were started.
 
         Raises:
             AioEnvsError: If they are not running.
@@ -170,7 +170,7 @@ class AsyncCalls(Described):
         )
 
     async def render(self, *, timeout: float | None = None) -> list[Any]:
-        """What the `render` of every env returns.
+        """Return the result of every env's `render`.
 
         Cancelling it drops the answer; the envs that still render are waited for by the next request.
 
@@ -244,7 +244,7 @@ class AsyncCalls(Described):
     async def _asked(
         self, scope: EnvSelection, command: str, timeout: float | None, ask: Callable[[Pool, Lease], Awaitable[Outcome]]
     ) -> Outcome:
-        """What comes of a command that all envs get."""
+        """Return the answers to a command that all envs get."""
         lease = await scope.pool.hold(scope.everything, command, timeout=timeout)
         try:
             return await ask(scope.pool, lease)

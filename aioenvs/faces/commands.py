@@ -1,4 +1,4 @@
-"""What the asynchronous faces can do: many envs, every command a coroutine."""
+"""Commands of the asynchronous faces: many envs, every command a coroutine."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class AsyncEnvs(AsyncSteps):
     # -- description ------------------------------------------------------------------------------------
 
     def _last_signature(self) -> Signature | None:
-        """What the envs look like, or did when they ran last; None if they did not run yet."""
+        """Return the specs of the envs, also of when they ran last; None if they did not run yet."""
         scope = self._running_scope
         if scope is not None:
             self._known_signature = scope.signature

@@ -203,7 +203,7 @@ class Waiter:
 
 
 class PendingSteps:
-    """What the envs of a pool were sent and nobody has received yet; belongs to the pool's event loop.
+    """The steps that envs of a pool were sent and nobody has received yet; they belong to the pool's event loop.
 
     Args:
         pool: The pool.
@@ -220,7 +220,7 @@ class PendingSteps:
         self._closed = False
 
     def outstanding(self, envs: Set[int]) -> tuple[int, ...]:
-        """Those of these envs that were sent a step which nobody has received, in the order of sending."""
+        """Return those of these envs that were sent a step which nobody has received, in the order of sending."""
         return tuple(env for env in self._sent if env in envs)
 
     # -- out --------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class PendingSteps:
     async def receiving(
         self, envs: Set[int], least: int, most: int | None, deadline: Deadline | None
     ) -> AsyncIterator[list[PendingStep]]:
-        """What has settled of some envs, in that order, for the caller to `take` before anything else happens.
+        """Yield the settled steps of some envs, in that order, for the caller to `take` before anything else happens.
 
         Nobody else receives from these envs until the context ends. Cancelling it, like every failure, takes nothing
         away but the error that it raises.
@@ -408,7 +408,7 @@ class PendingSteps:
         return settled[:most]
 
     def take(self, tickets: Sequence[PendingStep]) -> None:
-        """What came of these is received, and their envs are free again."""
+        """Note that these steps were received; their envs are free again."""
         for ticket in tickets:
             del self._settled[ticket.env], self._sent[ticket.env]
             self._pool.release(ticket.lease)

@@ -1,4 +1,4 @@
-"""What plain calls can ask of envs besides resets and steps: their methods, attributes and states."""
+"""Methods, attributes and states of envs, asked for by plain calls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Forwarding(EnvBase):
         return states
 
     def __getattr__(self, name: str) -> Any:
-        """What the envs have under this name: a list of values, or a method that calls theirs.
+        """Return the envs' attribute of this name: a list of values, or a method that calls theirs.
 
         Values that cannot leave their env (locks, generators, ...) are there, for `hasattr`, but any use of the list
         raises `TypeError`.

@@ -89,7 +89,7 @@ class AsyncBatchedEnv(AsyncEnvs):
         await self._started()
 
     async def _started(self) -> Session:
-        """What runs, started if need be; tasks that come here at the same time share one start."""
+        """Return the session, started if need be; tasks that come here at the same time share one start."""
         if self._running is not None:
             return self._running
         if self._config.backend == "serial":  # nothing in it waits, so nobody can come in between

@@ -1,4 +1,4 @@
-"""What a caller asks for, checked before anything is sent. Pure."""
+"""Requests of a caller, checked before anything is sent. Pure."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def seeds_of(seed: int | None, counts: Mapping[int, int], *, static: bool = Fals
 def reset_arguments(
     counts: Mapping[int, int], each: Sequence[Mapping[str, Any]] | None, common: Mapping[str, Any]
 ) -> dict[int, dict[str, Any]]:
-    """What each env's own `reset` gets: the common arguments, a seed of the chain, then its own.
+    """Return the arguments of each env's own `reset`: the common ones, a seed of the chain, then its own.
 
     Args:
         counts: How many seeds each env uses up, by index, in the order of the batch.

@@ -1,4 +1,4 @@
-"""What it takes to command some envs of a running pool: all of them, or those of a view."""
+"""The session of a batch: its pool, its specs, and selections of its envs (all of them, or those of a view)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_SCOPES = 1024  # choices of envs, and looks of a batch, that are remembered
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """What all batches of envs with the same specs, in the same order, have in common."""
+    """The specs and trees that all batches of envs with the same specs, in the same order, share."""
 
     signature: Signature
     mask_shapes: dict[NestedKey, torch.Size]
@@ -135,7 +135,7 @@ class EnvSelection:
 
 
 class Session:
-    """What there is between start and close.
+    """The session of a batch, from start to close.
 
     Args:
         pool: The envs; they run.
@@ -178,11 +178,11 @@ class Session:
         self.outbox = PendingSteps(pool, reads_at_once=pool.restarts or self.everything.signature.is_lazy)
 
     def scope(self, envs: tuple[int, ...]) -> EnvSelection:
-        """What it takes to command these envs; worked out once for each choice of them."""
+        """Return the selection of these envs, worked out once for each choice of them."""
         return _remembered(self._scopes, envs, self._scope)
 
     def _backend(self, device: torch.device | DeviceBackend | None) -> DeviceBackend | None:
-        """What brings results to a device, which is theirs from now on."""
+        """Return the backend that brings results to a device, which is theirs from now on."""
         backend = backend_of(device)
         self.device = checked_device(device) if backend is None else backend.device
         return backend
@@ -267,11 +267,11 @@ class Session:
         return EnvSelection(self, indices, everything, exchange, look.signature, look.mask_shapes, look.results)
 
     def look(self, envs: Sequence[int]) -> BatchSpec:
-        """What a batch of these envs looks like."""
+        """Return the specs of a batch of these envs."""
         return _remembered(self._looks, tuple(self._models[env] for env in envs), self._look)
 
     def last_step(self, envs: Sequence[int], look: BatchSpec) -> tuple[Values, Values]:
-        """What the last step of some envs of one family came to, and the root for the next one.
+        """Return the results of the last step of some envs of one family, and the root for the next one.
 
         Args:
             envs: Which envs.
@@ -281,7 +281,7 @@ class Session:
         return Exchange(ledger, _members(ledger, envs), look.trees[0], self.device).last_step()
 
     def _look(self, models: tuple[int, ...]) -> BatchSpec:
-        """What a batch of envs that look like these looks like."""
+        """Return the specs of a batch of envs that look like these."""
         families = self._families(models)
         metadata = [self.pool.metadata[env] for env in models]
         signature = Signature.of(metadata, [ledger.family for ledger, _ in families], self.device, self._share)
@@ -306,14 +306,14 @@ class Session:
 
 
 def _pinning(pin_memory: bool | None) -> DeviceBackend | None:
-    """What can pin memory whose results stay on the host."""
+    """Return the backend that can pin memory whose results stay on the host."""
     return backend_of(torch.device("cuda")) if pin_memory and torch.cuda.is_available() else None
 
 
 def _remembered(
     known: OrderedDict[tuple[int, ...], T], key: tuple[int, ...], make: Callable[[tuple[int, ...]], T]
 ) -> T:
-    """What was made of a key, of which the ones used longest ago are forgotten."""
+    """Return the value made of a key; those used longest ago are forgotten."""
     value = known.get(key)
     if value is None:
         while len(known) >= MAX_SCOPES:

@@ -26,7 +26,7 @@ COMMAND = "send (until it is received)"
 
 
 def entries_of(td: TensorDictBase, signature: Signature) -> dict[str, Any]:
-    """What a step has to know of what it was given; of a lazy stack not every entry can be had as a whole."""
+    """Return the entries that a step has to know; of a lazy stack not every entry can be had as a whole."""
     if not signature.is_lazy and not isinstance(td, LazyStackedTensorDict):
         return dict(td.items())
     return {name: value for name in ("next", "_step") if (value := td.get(name, None)) is not None}
@@ -280,7 +280,7 @@ class AsyncSteps(AsyncCalls):
         return scope
 
     async def _send(self, td: TensorDictBase, timeout: float | None) -> None:
-        """The same for plain calls, where nobody else sees to what has to wait: the envs are at work in any case."""
+        """Send steps for plain calls, where nobody else sees to waiting: the envs are at work when it returns."""
         scope = self._sending_scope()
         await scope.pool.enter_loop("send")
         outgoing = SendRequest(scope, td, timeout)
@@ -290,7 +290,7 @@ class AsyncSteps(AsyncCalls):
     async def recv(
         self, min_get: int = 1, max_get: int | None = None, timeout: float | None = None
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """What came of the steps that envs were sent, of whoever is ready first.
+        """Receive the results of steps that envs were sent, of whoever is ready first.
 
         Cancelling it, or running into its time, loses nothing: all that has come, and what will, can still be received.
 
@@ -321,7 +321,7 @@ class AsyncSteps(AsyncCalls):
     async def _assembled(
         self, min_get: int, max_get: int | None, timeout: float | None
     ) -> tuple[TensorDictBase, TensorDictBase, Callable[[], None]]:
-        """What `recv` returns, and what says that it was received; until then, it can still be received."""
+        """Return the results of `recv`, and the call that says they were received; until then they still can be."""
         scope = self._running_scope
         if scope is None:
             raise AioEnvsError(f"{self!r} is not running, so there is nothing to receive")
@@ -333,7 +333,7 @@ class AsyncSteps(AsyncCalls):
     async def _gathered(
         self, tickets: Sequence[PendingStep], scope: EnvSelection, deadline: Deadline | None
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """What came of some steps, where results go, and the root for the next one."""
+        """Return the results of some steps, where results go, and the root for the next one."""
         whole = scope.whole
         envs = [ticket.env for ticket in tickets]
         look = whole.look(envs)

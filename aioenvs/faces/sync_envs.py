@@ -373,7 +373,7 @@ def _unstarted(cls: type[BatchedEnv], env: AsyncBatchedEnv) -> BatchedEnv:
 
 
 class SerialEnv(BatchedEnv):
-    """The same envs in this process, one after the other; differentiable where they are.
+    """Many envs in this process, one after the other; differentiable where they are.
 
     Args:
         num_workers: How many envs.

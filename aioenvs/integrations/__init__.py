@@ -1,10 +1,10 @@
-"""The same envs as other libraries know them; each module needs the library it is named after, an extra."""
+"""Envs as other libraries know them; each module needs the library it is named after, an extra."""
 
 __all__ = ["explained"]
 
 
 def explained(error: ImportError, extra: str) -> ImportError:
-    """What to raise where a module of this package cannot import what it stands on.
+    """Return the error to raise where a module of this package cannot import its library.
 
     Args:
         error: What came of it.

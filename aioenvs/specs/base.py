@@ -116,7 +116,7 @@ def as_device(device: DeviceLike) -> torch.device:
 
 
 class TensorSpec(ABC):
-    """What a value looks like (shape, dtype, device) and which values it may take.
+    """The shape, dtype and device of a value, and the values that it may take.
 
     The spec of a batch starts with the batch dims. Operations return new specs.
 

@@ -128,7 +128,7 @@ class Composite(SpecMapping):
 
     @property
     def batch_size(self) -> torch.Size:
-        """The same as `shape`."""
+        """The leading shape, as TensorDicts call it."""
         return self.shape
 
     @batch_size.setter

@@ -39,7 +39,7 @@ def _is_basic(item: Any) -> bool:
 
 
 class StackSpec(TensorSpec):
-    """What both kinds of stacked specs share: a tuple of specs, one for each index along `stack_dim`."""
+    """The base of both kinds of stacked specs: a tuple of specs, one for each index along `stack_dim`."""
 
     _stacked: tuple[Any, ...]
     _dim: int
@@ -60,7 +60,7 @@ class StackSpec(TensorSpec):
 
     @property
     def dim(self) -> int:
-        """The same as `stack_dim`."""
+        """The dim along which specs are stacked, as TorchRL calls it."""
         return self._dim
 
     @property

@@ -47,7 +47,7 @@ PASSED: Fence = _Passed()
 
 
 class DeviceBackend(ABC):
-    """What has to be done on a device, or with host memory for its sake.
+    """The operations on a device, or with host memory for its sake.
 
     Pass one as `device=` to bring results to a device that is not known here. All bytes are tensors of uint8. Envs that
     are pickled take theirs along, so that should be possible: without what belongs to a process.
@@ -251,7 +251,7 @@ def named_device(device: Any) -> torch.device | None:
 
 
 def checked_device(device: Any) -> torch.device | None:
-    """The same, for results.
+    """Return the checked device of results.
 
     Raises:
         TypeError: If it is nothing that names a device.
@@ -276,7 +276,7 @@ def require_device(device: torch.device) -> None:
 
 
 def backend_of(device: Device) -> DeviceBackend | None:
-    """What brings results to a device; None where they are already there, on the CPU or nowhere in particular."""
+    """Return the backend that brings results to a device; None where they are there already, on the CPU or anywhere."""
     if isinstance(device, DeviceBackend):
         return device
     device = named_device(device)

@@ -113,7 +113,7 @@ def _flag(node: Any, names: Iterable[str], ndim: int, every: bool) -> torch.Tens
 
 
 def _stacked_flag(node: LazyStackedTensorDict, names: Iterable[str], ndim: int, every: bool) -> torch.Tensor | None:
-    """The same for a node whose elements may differ in shape and keys."""
+    """Return the flag of a node whose elements may differ in shape and keys."""
     outside = node.stack_dim < ndim
     flags = [_flag(part, names, ndim - outside, every) for part in node.tensordicts]
     found = [flag for flag in flags if flag is not None]

@@ -50,7 +50,7 @@ def _masks(td: TensorDictBase, reset_keys: Sequence[NestedKey]) -> dict[NestedKe
 
 
 def merged_reset(td: TensorDictBase, fresh: TensorDictBase, reset_keys: Sequence[NestedKey]) -> TensorDictBase:
-    """What a partial reset returns: `fresh` where a mask says so, and what `td` has elsewhere.
+    """Return the results of a partial reset: `fresh` where a mask says so, `td` elsewhere.
 
     Each node with a mask of its own, that no node further out hides, goes by that mask; what is outside of them goes
     by all of them together. Entries that only one of the two has are taken as they are. Neither is changed.

@@ -133,7 +133,7 @@ LARGE = 1 << 15  # bytes of a step from which on writing it costs less than keep
 
 
 class Steppable(Protocol):  # documented where they are defined
-    """What a rollout needs of an env; its commands return a result, or something that can be awaited for it.
+    """The part of an env that a rollout needs; its commands return a result, or something that can be awaited for it.
 
     An env whose elements cannot be stepped apart has `step_dims`: how many leading dims of the batch a `_step` mask
     may tell apart. One whose results may be elsewhere can have `on_host`, which brings a TensorDict of those to the
@@ -287,7 +287,7 @@ class _Advance:
         self._is_own = bool(getattr(env, "copies_results", False))
 
     def own(self, td: TensorDictBase) -> TensorDictBase:
-        """What no step will write to."""
+        """Return a TensorDict to which no step will write."""
         return td if self._is_own else td.clone()
 
     def __call__(self, td: TensorDictBase) -> Generator[Any, Any, Any]:

@@ -166,7 +166,7 @@ def is_node(value: Any) -> bool:
 
 
 def _joined(old: TensorDictBase | None, new: TensorDictBase | None, left_out: Tree) -> TensorDictBase | None:
-    """What is in `new`, and in `old` but not in `new`, without what is left out; None if that is nothing."""
+    """Return the entries of `new`, and those of `old` besides, without those left out; None if there are none."""
     model: Any = old if new is None else new
     if is_structure(model):  # of two, the new one counts, as it is one value
         inner = _joined(opened(old), None, left_out) if new is None else _joined(None, opened(new), left_out)
@@ -205,7 +205,7 @@ def _fits(value: Any, batch_size: torch.Size) -> bool:
 
 
 def _joined_parts(old: Any, new: Any, left_out: Tree) -> TensorDictBase | None:
-    """The same where one at least is stacked lazily: element by element, as their keys may differ."""
+    """Return the joined entries where one is stacked lazily: element by element, as their keys may differ."""
     stack = new if isinstance(new, LazyStackedTensorDict) else old
     theirs, mine = _parts(new, stack.stack_dim), _parts(old, stack.stack_dim)
     if theirs is None:
@@ -253,7 +253,7 @@ def filled(entries: Entries, others: Entries, left_out: frozenset[str] = frozens
 
 
 def _opened(value: Any) -> Entries | None:
-    """What is in a nested TensorDict, made or still to be made."""
+    """Return the entries of a nested TensorDict, made or still to be made."""
     if type(value) is dict:
         return value
     return dict(value.items()) if isinstance(value, TensorDict) else None

@@ -44,7 +44,7 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def tensor_of(array: NDArray[Any], dtype: torch.dtype | None) -> torch.Tensor:
-    """What is kept in an array, as a tensor of its true dtype that shares the memory."""
+    """Return the tensor of its true dtype that shares the memory of an array."""
     tensor = torch.from_numpy(array)
     return tensor if dtype is None or tensor.dtype is dtype else tensor.view(dtype)
 
@@ -75,10 +75,10 @@ Path = tuple[str, ...]
 
 
 class Crossing(Protocol):
-    """What brings tensors to a device."""
+    """A transfer of tensors to a device."""
 
     def place(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The same tensors there."""
+        """Return these tensors there."""
 
 
 class StepStorage:
@@ -204,7 +204,7 @@ class StepStorage:
 
 
 class _Node(NamedTuple):
-    """What a TensorDict, or one in it, has directly.
+    """The direct entries of a TensorDict, or of one in it.
 
     Attributes:
         path: Where it is.
@@ -218,7 +218,7 @@ class _Node(NamedTuple):
 
 
 class _Structure(NamedTuple):
-    """What a step consists of.
+    """The structure of a step.
 
     Attributes:
         nodes: It and the TensorDicts in it.
@@ -288,7 +288,7 @@ def size_of(td: TensorDictBase) -> int:
 
 
 def name_time(stacked: TensorDictBase, dim: int) -> TensorDictBase:
-    """The same with "time" as the name of a dim."""
+    """Return the TensorDict with "time" as the name of a dim."""
     if not isinstance(stacked, LazyStackedTensorDict):
         return stacked.refine_names(..., "time")
     if stacked.stack_dim == dim:

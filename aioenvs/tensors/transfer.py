@@ -28,7 +28,7 @@ logger = logging.getLogger("aioenvs")
 
 
 class _Twin(NamedTuple):
-    """What the host has of a run of bytes on a device.
+    """The host's copy of a run of bytes on a device.
 
     Attributes:
         there: A weak reference to the memory in which it is.
@@ -44,7 +44,7 @@ class _Twin(NamedTuple):
 
 
 class _Twins:
-    """What the host has of what is on a device, as long as that is there, and as it came.
+    """The host's copies of tensors on a device, as long as these are there, and as they came.
 
     That it was written to is told by torch's count, which leaves out what is written through `Tensor.data`.
     """
@@ -77,7 +77,7 @@ class _Twins:
 
 
 class Transfer:
-    """What crosses between the memory of some envs and a device.
+    """The transfer between the memory of some envs and a device.
 
     Args:
         memory: The block into which the envs write, as bytes; None if there is none to be pinned.
@@ -217,7 +217,7 @@ class Transfer:
         return fetched, fence
 
     def home(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Fence]:
-        """The same, but what the host has had before, and was to remember, stays where it is: it is only to be read."""
+        """Bring tensors home; those that the host has had before, and was to remember, are only to be read."""
         twins = [self._twins.of(tensor) for tensor in tensors]
         rest, fence = self.fetch([tensor for tensor, own in zip(tensors, twins, strict=True) if own is None])
         missing = iter(rest)

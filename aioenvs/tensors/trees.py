@@ -118,7 +118,7 @@ class Tree:
         return None if any(value is None for value in values) else values
 
     def read(self, td: TensorDictBase) -> dict[Key, Any]:
-        """What a TensorDict has of the leaves."""
+        """Return a TensorDict's values of the leaves."""
         found: dict[Key, Any] = {}
         self._root.read(td, (), found)
         return found
@@ -441,7 +441,7 @@ def tensors_of(td: TensorDictBase) -> list[torch.Tensor]:
 def exchanged(
     td: TensorDictBase, tensors: Mapping[int, torch.Tensor], device: torch.device | None, otherwise: torch.device
 ) -> TensorDictBase:
-    """The same TensorDict with other tensors.
+    """Return the TensorDict with other tensors.
 
     Args:
         td: The TensorDict.

@@ -202,7 +202,7 @@ class MultiKeyCountingEnv(EnvBase):
         return td
 
     def _masks(self, tensordict: TensorDictBase | None) -> dict[_Place, torch.Tensor]:
-        """What to reset at each place; the root's mask stands for all, and without one all the others together do."""
+        """Return the mask of each place; the root's stands for all, and without one all the others together do."""
         steps = {place: getattr(self, place.buffer) for place in PLACES}
         given = {
             place: None if tensordict is None else tensordict.get((*place.path, "_reset"), None) for place in PLACES

@@ -141,7 +141,7 @@ def default_groups(agents: Sequence[Member]) -> dict[str, list[Any]]:
 
 
 def _form(agent: Member) -> Any:
-    """What agents must have in common for their values to be rows of one array."""
+    """Return the form that agents must share for their values to be rows of one array."""
     mask = _mask_space(agent.observation)
     spaces = (_without_mask(agent.observation), agent.action)
     return *(tuple((leaf.key, leaf.leaf) for leaf in flatten(space, ())) for space in spaces), mask and mask.shape

@@ -33,7 +33,7 @@ CALLERS: Key = ()  # where the root that the caller has of an env is among the o
 
 
 class ResetArguments(NamedTuple):
-    """What the reset of one env gets.
+    """The arguments of the reset of one env.
 
     Attributes:
         kwargs: Keyword arguments for the env's own `reset`.
@@ -89,7 +89,7 @@ def at_path(first: Callable[[str], Any], path: str) -> Any:
 
 
 class GymRules(NamedTuple):
-    """What is agreed about envs with Gymnasium's signatures.
+    """The rules for envs with Gymnasium's signatures.
 
     Attributes:
         reward: The dtype of their rewards.

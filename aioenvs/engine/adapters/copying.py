@@ -60,7 +60,7 @@ IMMUTABLE = frozenset((bool, int, float, complex, str, bytes, type(None), np.boo
 
 
 class UnsendableError(TypeError):
-    """What an env has, or answered, cannot be copied or pickled for the caller; notes say which env, and what."""
+    """A value of an env's cannot be copied or pickled for the caller; notes say which env, and which value."""
 
 
 def copied(value: Any, *, keeps_graph: bool = False) -> Any:
@@ -83,7 +83,7 @@ def copied(value: Any, *, keeps_graph: bool = False) -> Any:
 
 
 def received(value: Any, *, keeps_graph: bool = False) -> Any:
-    """The same, except that it shares what cannot be copied, such as locks; not the containers around that.
+    """Return a copy that shares only what cannot be copied, such as locks; not the containers around that.
 
     Args:
         value: Anything.
@@ -143,7 +143,7 @@ def _shared(value: Any) -> Iterator[Any]:
 
 
 def received_dict(given: dict[Any, Any]) -> dict[Any, Any]:
-    """The same for a dict, and quick where it has numbers, texts and arrays."""
+    """Return a `received` copy of a dict, quickly where it has numbers, texts and arrays."""
     own = {}
     for key, value in given.items():
         if type(value) in IMMUTABLE or isinstance(value, np.number):

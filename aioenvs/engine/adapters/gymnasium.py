@@ -85,7 +85,7 @@ def check_ends(info: Mapping[Any, Any], who: str) -> None:
 
 
 def endless_info(who: str, path: Sequence[Any]) -> SpecMismatchError:
-    """What comes of an info in which the keys of this path lead to a dict around itself."""
+    """Return the error for an info in which the keys of this path lead to a dict around itself."""
     shown = ", ".join(map(repr, path[:SHOWN])) + (", ..." if len(path) > SHOWN else "")
     return SpecMismatchError(
         f"{who}: expected an info of dicts that end, found one that contains itself, or more than {MAX_DEPTH} others, "
@@ -114,7 +114,7 @@ class _Half(NamedTuple):
 
 
 class GymRows:
-    """What goes into an env with Gymnasium's signatures and comes out of it, on its way from and to its rows.
+    """The values of an env with Gymnasium's signatures, on their way from and to its rows.
 
     Whoever calls the env itself does so between the two halves of a reset or a step.
 
@@ -157,7 +157,7 @@ class GymRows:
         return getattr(self.env, "unwrapped", self.env) if is_theirs else self.env
 
     def _described(self) -> EnvMetadata:
-        """What the env says of itself."""
+        """Return the metadata of the env."""
         return _describe(self.env, self._who, self._rules.reward)
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
@@ -188,7 +188,7 @@ class GymRows:
         self._seed = seed
 
     def _before_reset(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What the env's own reset gets."""
+        """Return the arguments of the env's own reset."""
         self.needs_reset, self._resets_now = True, False  # until its result has come
         if "seed" in kwargs and type(kwargs["seed"]) is not int:
             kwargs = {**kwargs, "seed": as_python(kwargs["seed"])}
@@ -318,7 +318,7 @@ class GymRows:
         return self._objects[region]
 
     def _find(self, call: Call) -> tuple[str, Any]:
-        """What a call is about, beyond setting: its kind, and the method or the value of the attribute."""
+        """Return the kind of a call that sets nothing, and the method or the value of the attribute."""
         kind, name = call.kind, call.name
         if kind == "apply":
             return "call", self._apply
@@ -346,7 +346,7 @@ class GymAdapter(GymRows):
         self._after_reset(self._begin(received(dict(arguments.kwargs))))
 
     def _begin(self, kwargs: Mapping[str, Any]) -> Any:
-        """What the env's own reset returns."""
+        """Return the result of the env's own reset."""
         kwargs = self._before_reset(kwargs)
         return self.env.reset(**kwargs) if self._streams is None else self._streams.run(self.env.reset, **kwargs)
 
@@ -472,7 +472,7 @@ class CoroutineAdapter(GymRows):
         self._after_reset(await self._begin(received(dict(arguments.kwargs))))
 
     async def _begin(self, kwargs: Mapping[str, Any]) -> Any:
-        """What the env's own reset returns."""
+        """Return the result of the env's own reset."""
         return await _outcome(self.env.reset(**self._before_reset(kwargs)))
 
     async def step(self, maybe_reset: bool) -> bool:
@@ -502,7 +502,7 @@ class CoroutineAdapter(GymRows):
 
 
 async def _outcome(result: Any) -> Any:
-    """What comes of a method that may be a coroutine function."""
+    """Return the result of a method that may be a coroutine function."""
     return await result if inspect.isawaitable(result) else result
 
 

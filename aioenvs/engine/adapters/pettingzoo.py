@@ -73,7 +73,7 @@ class PettingZooAdapter(GymAdapter):
 
     @property
     def description(self) -> Description:
-        """What is known of the env."""
+        """The description of the env and its agents."""
         known = self._known
         if known is None:
             refuse_generators(self.env, self._who)

@@ -1,4 +1,4 @@
-"""What all pools have in common whose workers answer later: who may ask, who must wait, and who came too late."""
+"""The base of pools whose workers answer later: who may ask, who must wait, and who came too late."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class AnsweringPool(Pool):
         return [self._ask(lease, opcode, own) for lease, own in zip(leases, enclosed, strict=True)]
 
     def _enclosed(self, lease: Lease, values: Mapping[int, Any] | None) -> Mapping[int, Any]:
-        """What each worker gets of these values for its envs, by its number."""
+        """Return the share of these values for each worker, by its number."""
         return {index: self._enclose(values, envs) for index, _, envs in lease.selection.parts} if values else {}
 
     def _ask(self, lease: Lease, opcode: Opcode, enclosed: Mapping[int, Any]) -> PendingOutcome:

@@ -1,4 +1,4 @@
-"""What hosts the envs of a batch: the pool that a config asks for. Free of torch."""
+"""Backends: the pool that a configuration asks for. Free of torch."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Channel(ABC):
 
 
 class SocketChannel(Channel, asyncio.Protocol):
-    """The same through a pipe.
+    """A channel through a pipe.
 
     Args:
         generation: As for `Channel`.

@@ -104,7 +104,7 @@ def pickle_factories(
     descriptors: Descriptors | None,
     **options: Any,
 ) -> list[Shipment]:
-    """What each worker has to know to build its envs.
+    """Return the configuration from which each worker builds its envs.
 
     Args:
         factories: One per env.

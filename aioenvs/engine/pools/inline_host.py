@@ -197,7 +197,7 @@ class InlinePool(Pool):
         return self._concurrent.at_work & envs
 
     async def within(self, awaitable: Any, lease: Lease) -> Any:
-        """As for other pools, but envs that are late have ended, too: no other request finds them at work."""
+        """Wait as other pools do; but envs that are late have ended, too: no other request finds them at work."""
         if lease.deadline is None:
             return await awaitable
         task = asyncio.ensure_future(awaitable)

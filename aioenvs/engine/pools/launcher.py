@@ -45,7 +45,7 @@ GRACE = 1.0  # seconds that workers get to close their envs once the parent is g
 
 @dataclass(frozen=True)
 class Order:
-    """What the parent asks for. Five descriptors travel beside it: pipe, block, status pipe, stdout, stderr.
+    """An order of the parent's. Five descriptors travel beside it: pipe, block, status pipe, stdout, stderr.
 
     Attributes:
         execute: Command line of a fresh interpreter, or None to run the worker in the fork itself.

@@ -96,7 +96,7 @@ class Lease(NamedTuple):
     waits: bool = False
 
     def renewed(self) -> Lease:
-        """The same with all its time, which begins now."""
+        """Return the lease with all its time, which begins now."""
         if self.deadline is None:
             return self
         return self._replace(deadline=Deadline.after(self.deadline.seconds, self.deadline.name))
@@ -190,7 +190,7 @@ class Pool(ABC):
 
     @property
     def _places(self) -> list[tuple[tuple[int, ...], Any]]:
-        """What a host has to know of the layout."""
+        """The envs of each family and their layout, for a host."""
         return [(family.envs, family.layout) for family in self.families]
 
     def host_of(self, env: int) -> int:
@@ -268,7 +268,7 @@ class Pool(ABC):
         """
 
     def in_use(self, envs: Set[int]) -> list[Fence]:
-        """What else is at work on memory into which these envs would write next."""
+        """Return the fences before memory into which these envs would write next."""
         fences: list[Fence] = []
         for family, buffers in (
             zip(self.families, self.buffers, strict=False) if self.fenced else ()
@@ -297,7 +297,7 @@ class Pool(ABC):
             raise _late_copy(lease)
 
     def wait(self, fences: Sequence[Fence], lease: Lease | None = None) -> None:
-        """The same in the calling thread, whatever else could run there."""
+        """Wait for fences in the calling thread, whatever else could run there."""
         deadline = None if lease is None else lease.deadline
         if not self.fence_waiter.wait(fences, None if deadline is None else deadline.left):
             raise _late_copy(lease)
@@ -339,7 +339,7 @@ class Pool(ABC):
         raise self._late(self._unanswered(lease.selection.envs) or lease.selection.envs, lease)
 
     def _unanswered(self, envs: Set[int]) -> Set[int]:
-        """Those of these envs that have not done what they were asked."""
+        """Return those of these envs that have not answered."""
         return self.states.unanswered(envs)
 
     def _late(self, envs: Collection[int], lease: Lease) -> WorkerTimeoutError:
@@ -352,7 +352,7 @@ class Pool(ABC):
         )
 
     def _fate(self, late: Sequence[int]) -> str:
-        """What becomes of late envs, in words."""
+        """Return the fate of late envs, in words."""
         if all(self.metadata[env].has_coroutines for env in late):
             return "coroutines that are at work for it are cancelled, and their envs need a reset"
         return "the late reply will be dropped, and the next request for it waits until it has come"
@@ -384,7 +384,7 @@ class Pool(ABC):
     def step_each(
         self, leases: Sequence[Lease], inputs: Mapping[int, Objects] | None, *, maybe_reset: bool
     ) -> list[PendingOutcome]:
-        """The same for several leases, each of which is answered for itself; no command is sent unless all can be."""
+        """Step the envs of several leases, each answered for itself; no command is sent unless all can be."""
 
     @abstractmethod
     async def perform(self, lease: Lease, calls: Mapping[int, Call]) -> Outcome:
@@ -407,7 +407,7 @@ class Pool(ABC):
 
 
 def _late_copy(lease: Lease | None) -> WorkerTimeoutError:
-    """What a request gets that waited too long for a copy."""
+    """Return the error of a request that waited too long for a copy."""
     assert lease is not None
     envs = lease.selection.indices
     return WorkerTimeoutError(
@@ -419,12 +419,12 @@ def _late_copy(lease: Lease | None) -> WorkerTimeoutError:
 
 
 def closed_meanwhile(envs: Collection[int]) -> ClosedError:
-    """What a request gets for which its envs were not ready before they were closed."""
+    """Return the error of a request whose envs were closed before they were ready."""
     return ClosedError(f"{describe_envs(tuple(envs))} were closed while a request waited for them")
 
 
 def wrong_loop(command: str) -> AioEnvsError:
-    """What a request gets in an event loop other than that of its envs, or in a fork."""
+    """Return the error of a request in an event loop other than that of its envs, or in a fork."""
     return AioEnvsError(
         f"{command}: these envs belong to the event loop and process that started them, and this is another one; make "
         "envs of its own for each, or close these there first"

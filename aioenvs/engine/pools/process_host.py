@@ -232,7 +232,7 @@ class Launcher:
             self._bury()
 
     def stop(self) -> None:
-        """The same without an event loop; blocks for a moment."""
+        """Close without an event loop; blocks for a moment."""
         if self._control.fileno() < 0:
             return
         self.dismiss()
@@ -434,7 +434,7 @@ KILL_PATIENCE = 2.0  # seconds until a killed process has to be gone
 
 
 class Process(Protocol):
-    """What runs a worker.
+    """A process that runs a worker.
 
     Attributes:
         pid: Where it runs; None if it does not yet.

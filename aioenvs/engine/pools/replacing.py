@@ -1,4 +1,4 @@
-"""What pools have in common whose workers can die: start them, notice their end, replace them, leave none behind."""
+"""The base of pools whose workers can die: they are started, watched, replaced, and none is left behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger("aioenvs")
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What else can be told to a pool of worker processes.
+    """The options of a pool of worker processes.
 
     Attributes:
         preload: Modules that the process behind the workers imports once, for all of them.
@@ -181,7 +181,7 @@ class ReplacingPool(AnsweringPool):
         return self._generation
 
     async def _why_late(self, index: int) -> str:
-        """What is known of why a worker has not started, to follow what is said of it."""
+        """Return the known reason why a worker has not started, to be added to the error."""
         return ""
 
     def _start_error(self, index: int, what: str) -> WorkerStartError:
@@ -353,7 +353,7 @@ class ReplacingPool(AnsweringPool):
 
     @abstractmethod
     def _give_up(self) -> None:
-        """The same at once, and from any thread."""
+        """Give everything back at once, from any thread."""
 
     async def _dismiss(self, workers: Sequence[WorkerHandle], *, polite: bool) -> None:
         """End these workers, and give back what is held for them here."""
@@ -375,7 +375,7 @@ class ReplacingPool(AnsweringPool):
 
 
 def _decoded(reply: Frame) -> Outcome:
-    """What a worker says that came of a command."""
+    """Return the outcome of a command from a worker's reply."""
     outcome = Outcome()
     if reply.positions:
         outcome.finished, waiting = reply.positions

@@ -72,7 +72,7 @@ Rows = list[NDArray[Any]]
 
 
 class Loss(NamedTuple):
-    """What a lost env observed when it was reset, which its rows do not say before its caller has heard of the loss.
+    """The observations of a lost env's reset, which its rows do not show before its caller has heard of the loss.
 
     Attributes:
         rows: What belongs into its rows of the root.
@@ -153,7 +153,7 @@ class Restarting(ReplacingPool):
         return self._with_lost(super()._ask(lease, opcode, enclosed), envs)
 
     async def _with_lost(self, steps: PendingOutcome, envs: Collection[int]) -> Outcome:
-        """What came of a step, and of its envs those that were lost before or with it."""
+        """Return the outcome of a step with those of its envs that were lost before or with it."""
         outcome = await steps
         await self._replacements(envs)
         if lost := self._take_lost(envs):
@@ -170,7 +170,7 @@ class Restarting(ReplacingPool):
             await self._revive(self.select(sorted(env for env in envs if self.host_of(env) in self._replacing)))
 
     def _take_lost(self, envs: Collection[int]) -> dict[int, Loss]:
-        """Those of these envs that were lost, which their caller hears of now."""
+        """Return those of these envs that were lost, of which their caller hears now."""
         if not self._lost:
             return {}
         lost = {env: self._lost.pop(env) for env in self._lost.keys() & envs}

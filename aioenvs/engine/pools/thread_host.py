@@ -49,7 +49,7 @@ class ThreadJob(NamedTuple):
 
 
 class Mailbox:
-    """What threads have done, on its way to the event loop, which is woken once for all that comes at a time.
+    """Results of threads on their way to the event loop, which is woken once for all that come at a time.
 
     Args:
         deliver: Called in the loop with each errand and its result or exception.

@@ -32,7 +32,7 @@ Inherited = Sequence[tuple[Any, Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a worker needs to build its envs; the body of the START frame.
+    """The configuration from which a worker builds its envs; the body of the START frame.
 
     Attributes:
         env_index: Indices of its envs in the pool.
@@ -93,7 +93,7 @@ class Worker:
         return self.reply(frame, lambda: self._command(frame))
 
     def reply(self, frame: Frame, command: Callable[[], Outcome]) -> Frame:
-        """What to answer to a command.
+        """Return the reply to a command.
 
         Args:
             frame: Which asked for it.
@@ -107,7 +107,7 @@ class Worker:
         return Frame(Opcode.DONE, sequence, generation, counts, body)
 
     def refusal(self, frame: Frame, error: Exception) -> Frame:
-        """What to answer to a command that failed as a whole."""
+        """Return the reply to a command that failed as a whole."""
         opcode, sequence, generation, positions, _ = frame
         failures: dict[int, BaseException] = dict.fromkeys(self.host.indices(positions), error)
         counts, body = _encode(Outcome(failures=failures), opcode.name.lower())
@@ -178,7 +178,7 @@ class Worker:
 
 
 def values_of(frame: Frame) -> Any:
-    """What rides behind the header of a command: values by env index, or None."""
+    """Return the values behind the header of a command, by env index, or None."""
     return pickle.loads(frame.body) if frame.body else None
 
 

@@ -107,7 +107,7 @@ class Batch:
         return {*self._tasks.values(), *self._undone}
 
     def outcome(self) -> Outcome:
-        """What came of it, once it has ended.
+        """Return the outcome, once it has ended.
 
         Raises:
             BaseException: One of the fatal ones, if an env raised that.
@@ -250,7 +250,7 @@ class ConcurrentHost:
         return set().union(*(batch.at_work for batch in self._batches))
 
     async def execute(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome:
-        """The same, to its end. Cancelling it cancels the envs' coroutines, and waits for them."""
+        """Execute a command to its end. Cancelling it cancels the envs' coroutines, and waits for them."""
         batch = self.begin(opcode, positions, values)
         await outlast(batch.ended, batch.cancel)
         return batch.outcome()

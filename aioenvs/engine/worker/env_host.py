@@ -41,7 +41,7 @@ class _WriteHalves:
 
 @dataclass
 class Outcome:
-    """What came of a command.
+    """The outcome of a command.
 
     Attributes:
         finished: How many episodes ended.
@@ -76,7 +76,7 @@ class Outcome:
         return merged
 
     def located(self, command: str) -> Outcome:
-        """The same, for envs of this process: each failure says whose it is, and may reach the caller."""
+        """Return the outcome for envs of this process: each failure says whose it is, and may reach the caller."""
         for env, error in self.failures.items():
             self.failures[env] = annotate(passable(error), locate(env, command))
         return self
@@ -109,7 +109,7 @@ class Outcome:
 
 
 class Plan(NamedTuple):
-    """What a command comes to.
+    """The plan of a command: the work on each env, and how its outcome is made.
 
     Attributes:
         action: Called with the index and the adapter of each env; a coroutine comes out where the env has some.
@@ -176,7 +176,7 @@ class EnvHost:
 
     @property
     def metadata(self) -> list[EnvMetadata]:
-        """What each env says of itself."""
+        """The metadata of each env."""
         return [adapter.metadata for _, adapter in self._envs]
 
     def attach(self, places: Iterable[tuple[Sequence[int], Layout]], buffer: Any) -> None:
@@ -212,7 +212,7 @@ class EnvHost:
         return plan.finish(outcome, results)
 
     def plan(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any]) -> Plan:
-        """What has to be done for an opcode."""
+        """Return the plan for an opcode."""
         for turns in self._write_halves:
             turns.take()
         if opcode is Opcode.RESET:
@@ -254,7 +254,7 @@ class EnvHost:
         return self._answer(env, call, await value)
 
     def _answer(self, env: int, call: Call, value: Any) -> Any:
-        """What an env answered, as the caller's own."""
+        """Return an env's answer as the caller's own."""
         try:
             return self._handling.answer(value)
         except Exception as error:

@@ -102,7 +102,7 @@ _get_numpy, _set_numpy = np.random.mtrand.get_bit_generator, np.random.mtrand.se
 
 
 class Generators(StrEnum):
-    """What becomes of the process's generators when an env is given a seed."""
+    """The treatment of the process's generators when an env is given a seed."""
 
     LEFT = "left"  # nothing: other threads use them at the same time
     EXCHANGED = "exchanged"  # the env's own states are in their place while it runs
@@ -192,7 +192,7 @@ def leave_alone() -> None:
 
 
 def here() -> Generators:
-    """What envs in this thread are to do about the process's generators."""
+    """Return the treatment of the process's generators by envs in this thread."""
     generators: Generators = getattr(_thread, "generators", Generators.EXCHANGED)
     return generators
 
@@ -288,7 +288,7 @@ class TrialStreams(Streams):
             self._left, self._marks = TRIAL, self._marked(self._own)
 
     def settled(self) -> Streams | NumpyStream | None:
-        """What to go on with: these streams, until the trial is over, or less; None if nothing has to be kept."""
+        """Return the streams to go on with: these until the trial is over, or fewer; None if there are none to keep."""
         if self._own is None:
             return None
         if self._left > 0:
@@ -310,7 +310,7 @@ class TrialStreams(Streams):
 
 
 class NumpyStream:
-    """The same as `Streams` of numpy's generator alone, as quick as can be."""
+    """The `Streams` of numpy's generator alone, as quick as can be."""
 
     def __init__(self, own: Any) -> None:
         self._own = own

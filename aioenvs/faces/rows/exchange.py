@@ -203,7 +203,7 @@ class Exchange:
         return value.clone() if self._ships and isinstance(value, torch.Tensor) else value
 
     def share(self, values: Inputs, row: int) -> Inputs:
-        """What of checked inputs is for one env, for whoever exchanges with it alone."""
+        """Return the share of checked inputs for one env, for whoever exchanges with it alone."""
         return {key: None if value is None else value[row : row + 1] for key, value in values.items()}
 
     def write_share(self, values: Inputs) -> dict[int, Objects] | None:
@@ -262,7 +262,7 @@ class Exchange:
         return self._ledger.family.metadata.takes_root
 
     def _known(self, td: TensorDictBase, region: str, key: Key, spec: TensorSpec) -> Any:
-        """What a caller has of all envs at a key; a list where sizes vary, None where one has nothing."""
+        """Return a caller's values of all envs at a key; a list where sizes vary, None where one has nothing."""
         tree = self._trees[region]
         if -1 in spec.shape:
             return tree.get_each(td, key)
@@ -366,7 +366,7 @@ class Exchange:
         return self._merged(rows)
 
     def latest(self) -> Values:
-        """What is known of every env: the values after its last step or reset."""
+        """Return the latest values of every env: those after its last step or reset."""
         mask = self._reader.in_root()
         return self._values(ROOT, self._reader.copy(ROOT)) if mask.all() else self._merged(np.flatnonzero(mask))
 

@@ -1,4 +1,4 @@
-"""What a step is given, checked before anything is sent."""
+"""Inputs of a step, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Bounds(NamedTuple):
 
     @classmethod
     def of(cls, spaces: Sequence[Any], ndim: int) -> Bounds | None:
-        """Those of values with so many dims, of envs with these Gymnasium spaces; None where anything goes."""
+        """Return the bounds of values with so many dims, of envs with these spaces; None where anything goes."""
         ranges = [None if space is None else integer_range(space) for space in spaces]
         if any(each is None for each in ranges):
             return None
@@ -49,12 +49,12 @@ class Bounds(NamedTuple):
         return cls(low, high, False)
 
     def select(self, members: Rows) -> Bounds:
-        """Those of some of the envs."""
+        """Return the bounds of some of the envs."""
         return self if self.alike or members is None else Bounds(self.low[members], self.high[members], False)
 
 
 class InputLeaf:
-    """What one input must be, worked out once.
+    """The requirements of one input, worked out once.
 
     Args:
         key: Its path.
@@ -97,7 +97,7 @@ class InputLeaf:
         self._bounds = bounds
 
     def given(self, td: TensorDictBase, entries: Mapping[str, Any], *, objects: bool) -> dict[Place, Any]:
-        """What was given, whatever it is.
+        """Return the given value, whatever it is.
 
         Args:
             td: What the step was given.
@@ -233,7 +233,7 @@ class InputLeaf:
 
 
 class InputObjects:
-    """What one input must be that travels as an object of each env, worked out once.
+    """The requirements of one input that travels as an object of each env, worked out once.
 
     Args:
         key: Its path.
@@ -291,7 +291,7 @@ def _told(bounds: NDArray[Any]) -> Any:
 
 
 def selector(members: Rows) -> Any:
-    """What selects these rows, the quicker way where they follow each other."""
+    """Return the index of these rows, a slice where they follow each other."""
     if members is None:
         return slice(None)
     first, last = int(members[0]), int(members[-1])

@@ -25,7 +25,7 @@ __all__ = ["Ledger", "Lent", "Reader", "placed"]
 
 
 class Ledger:
-    """What is known of the envs of one family besides the arrays: latest values without a row, action spaces, counts.
+    """The knowledge of one family's envs besides the arrays: latest values without a row, action spaces, counts.
 
     Args:
         family: The family.
@@ -97,7 +97,7 @@ class Ledger:
         return np.array([any(bool(own[key].any()) for key in keys if key in own) for own in known], np.bool_)
 
     def _flags(self, half: int) -> NDArray[np.bool_] | None:
-        """The same, by what is in one half; None if there are no such flags."""
+        """Return which envs are finished, by the flags in one half; None if there are no such flags."""
         flag, done = self.flags[half], self.done[half]
         if flag is None and done:
             flag = np.logical_or.reduce([own.any(1) for own in done])
@@ -205,7 +205,7 @@ class _HalfBytes:
         return self._bytes[: self._ends[region]] if region == NEXT else self._bytes[self._ends[NEXT] :]
 
     def values(self, region: str, copy: torch.Tensor, *, alone: bool) -> dict[Key, torch.Tensor]:
-        """What a copy of these bytes has of a region.
+        """Return the tensors of a region in a copy of these bytes.
 
         Args:
             region: Which.

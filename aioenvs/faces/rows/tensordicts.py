@@ -57,7 +57,7 @@ class Results(Protocol):
 
 
 class _Assembly:
-    """What dense and lazy results have in common: which entries of one step the next one does not get."""
+    """The base of dense and lazy results: which entries of one step the next one does not get."""
 
     def __init__(self, specs: Sequence[EnvSpecs], device: torch.device | None) -> None:
         self._device = device
@@ -78,7 +78,7 @@ class _Assembly:
         return overlaid(next_root(td, self._excluded), root)
 
     def _others(self, td: TensorDictBase) -> TensorDictBase:
-        """What is not an answer to this request; nodes are new ones, so that the caller's stay as they are."""
+        """Return the entries that are no answer to this request; nodes are new, and the caller's stay as they are."""
         return td.exclude(*self._masks).copy()
 
 
@@ -229,7 +229,7 @@ class LazyResults(_Assembly):
         return self._joined(next_root(td, self._excluded), self._build(ROOT, root))
 
     def _joined(self, others: TensorDictBase, new: LazyStackedTensorDict) -> TensorDictBase:
-        """What is new, and what the others have besides."""
+        """Return the new entries, and those that the others have besides."""
         pairs = zip(others.unbind(0), new.tensordicts, strict=True)
         return LazyStackedTensorDict(*[overlaid(old, own) for old, own in pairs], stack_dim=0)
 

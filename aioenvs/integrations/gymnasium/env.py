@@ -393,7 +393,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
     # -- calls ------------------------------------------------------------------------------------------
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """What comes of an attribute in each env: of calling it if that is possible, else its value.
+        """Return the attribute of each env: the result of calling it if that is possible, else its value.
 
         Args:
             name: Of the attribute; not `reset`, `step` or `close`, which have methods of their own.
@@ -424,7 +424,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         return tuple(self._pending("call").finish(timeout))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """What comes of an attribute in each env; the same as `call`."""
+        """Return the attribute of each env, as `call` does."""
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
@@ -449,7 +449,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         vector.run(vector.envs.perform(calls, "set_attr"))
 
     def render(self) -> tuple[Any, ...]:
-        """What the `render` of every env returns."""
+        """Return the result of every env's `render`."""
         return self.call("render")
 
     @property  # type: ignore[misc]
@@ -511,7 +511,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         return vector
 
     def _free(self, what: str) -> Vector:
-        """What runs the envs, if no command is under way."""
+        """Return the running envs, if no command is under way."""
         vector = self._running()
         if vector.pending is not None:
             name = vector.pending.command
@@ -523,7 +523,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         return vector
 
     def _pending(self, command: str) -> Vector:
-        """What runs the envs, if this command is under way."""
+        """Return the running envs, if this command is under way."""
         vector = self._running()
         if vector.pending is None or vector.pending.command != command:
             found = "nothing" if vector.pending is None else f"a call to `{vector.pending.command}`"

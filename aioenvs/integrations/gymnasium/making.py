@@ -23,7 +23,7 @@ FOR_ALL = "{given!r} was passed on to each env; for all of them together it is v
 
 
 class _Maker:
-    """What `gymnasium.make_vec` calls to make the envs of an id.
+    """The entry point that `gymnasium.make_vec` calls to make the envs of an id.
 
     Args:
         spec: Of one env.

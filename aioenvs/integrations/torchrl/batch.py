@@ -455,7 +455,7 @@ class BatchedEnv(DressedEnv):
         self._envs.load_state_dict(state_dict, strict, assign)
 
     def __getattr__(self, name: str) -> Any:
-        """What the plain face has under this name, else what the envs have: a list of values, or a method of theirs.
+        """Return the plain face's attribute, else the envs': a list of values, or a method of theirs.
 
         Raises:
             AttributeError: If there is none.

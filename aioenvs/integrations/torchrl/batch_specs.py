@@ -1,4 +1,4 @@
-"""What a batch looks like in TorchRL's terms, worked out from what its envs said of themselves."""
+"""The specs of a batch in TorchRL's terms, worked out from the metadata of its envs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class TorchRLSpecs:
         )
 
     def to(self, device: torch.device) -> TorchRLSpecs:
-        """The same on another device."""
+        """Return the specs on another device."""
         values = {**self.__dict__, "device": device}
         for name in ("output_spec", "input_spec"):
             values[name] = getattr(self, name).to(device).lock_(recurse=True)
@@ -115,14 +115,14 @@ class TorchRLSpecs:
         return td
 
     def handed_on(self, td: TensorDictBase) -> dict[Any, Any]:
-        """What the policy hands on to the next step under `next`, which an env only begins with."""
+        """Return the entries that the policy hands on under `next`, with which an env only begins."""
         preset = td.get("next", None) if self.carried else None
         if preset is None:
             return {}
         return {key: value for key in self.carried if (value := preset.get(key, None)) is not None}
 
     def given(self, td: TensorDictBase, reset_keys: Sequence[Any]) -> TensorDictBase:
-        """What envs that are reset, or kept, are to know of a TensorDict."""
+        """Return the part of a TensorDict that envs which are reset, or kept, are to know."""
         given: TensorDictBase = self.fitting(td).update(td.select(*reset_keys, *self.states, "_reset", strict=False))
         return given
 
@@ -166,7 +166,7 @@ def _joined(specs: Sequence[Any]) -> Any:
 
 
 def _settled(spec: Any) -> Any:
-    """The same where the specs of each kind are on the CPU if all in them are, as TorchRL's batches have it."""
+    """Return specs of which each kind is on the CPU if all in it are, as in TorchRL's batches."""
     for kind in list(spec.keys()):
         part = spec[kind]
         if part.device is None and all(leaf.device in (None, CPU) for leaf in part.values(True, True)):

@@ -162,7 +162,7 @@ class AsyncSerialEnv(_WithTheirSpecs, aio.AsyncSerialEnv):
 
 
 class SerialEnv(BatchedEnv):
-    """The same envs in this process, one after the other; differentiable where they are.
+    """Many envs in this process, one after the other; differentiable where they are.
 
     Args:
         num_workers: How many envs.

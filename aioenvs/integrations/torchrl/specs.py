@@ -143,7 +143,7 @@ _FROM: dict[type, Callable[[Any], own.TensorSpec]] = {
 
 
 def from_torchrl(spec: Any) -> own.TensorSpec:
-    """The same spec as one of `aioenvs.specs`; a part that has no equal there is a `Foreign`.
+    """Return the spec as one of `aioenvs.specs`; a part that has no equal there is a `Foreign`.
 
     Args:
         spec: A spec of TorchRL, a leaf or a Composite.
@@ -198,7 +198,7 @@ def _own_composite(spec: Any) -> own.Composite:
 
 
 def to_torchrl(spec: own.TensorSpec) -> Any:
-    """The same spec as one of TorchRL's.
+    """Return the spec as one of TorchRL's.
 
     TorchRL's specs of integers begin at 0: where ours have a `start`, a Categorical becomes a Bounded of integers.
 

@@ -37,7 +37,7 @@ COMMANDS = ("step", "_step", "reset", "_reset", "set_seed", "_set_seed", "maybe_
 
 @dataclasses.dataclass(eq=False)
 class Native:
-    """What a TorchRL env says of itself in TorchRL's own terms; sent to the parent with the rest.
+    """The metadata of a TorchRL env in TorchRL's own terms; sent to the parent with the rest.
 
     Attributes:
         output_spec: As TorchRL has it.
@@ -167,7 +167,7 @@ class TorchRLAdapter(TensorDictAdapter):
         return done or (maybe_reset and self._in_one)
 
     def _checked(self, region: str, key: Key, td: TensorDictBase, value: Any) -> Any:
-        """As for other envs, but for the dtype, which TorchRL's own workers do not look at either."""
+        """Return the checked outcome; the dtype is not looked at, as in TorchRL's own workers."""
         spec = self._trees[region].leaves[key]
         if isinstance(value, torch.Tensor) and value.dtype is not spec.dtype and spec.dtype is not None:
             value = value.to(spec.dtype)
@@ -280,7 +280,7 @@ def _has_starts(space: Any) -> bool:
 
 
 def _told(env: Any) -> str:
-    """What an env calls itself, if it can."""
+    """Return an env's name for itself, if it has one."""
     try:
         return shown(env, str)
     except Exception:  # it is for messages only

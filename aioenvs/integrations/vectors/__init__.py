@@ -1,1 +1,1 @@
-"""What the faces that deal in batches of numpy arrays have in common. Free of torch."""
+"""The base of the faces that deal in batches of numpy arrays. Free of torch."""

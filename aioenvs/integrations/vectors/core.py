@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Autoreset(StrEnum):
-    """What becomes of an env whose episode is over."""
+    """The treatment of an env whose episode is over."""
 
     NEXT_STEP = "next step"  # the next step resets it, whatever the action
     SAME_STEP = "same step"  # it is reset at once; the last observation is besides
@@ -41,7 +41,7 @@ class Autoreset(StrEnum):
 
 
 class VectorResets(NamedTuple):
-    """What came of a reset.
+    """The results of a reset.
 
     Attributes:
         observations: The latest of all envs, in the structure of the batched space.
@@ -53,7 +53,7 @@ class VectorResets(NamedTuple):
 
 
 class VectorSteps(NamedTuple):
-    """What came of a step of all envs.
+    """The results of a step of all envs.
 
     Attributes:
         observations: Of all envs, in the structure of the batched space.
@@ -484,7 +484,7 @@ class Vector:
         self.pending = pending
 
     def finish(self, timeout: float | None = None) -> Any:
-        """What came of the command that is under way, which is over then, also if it is late."""
+        """Return the results of the command that is under way, which is over then, also if it is late."""
         pending, self.pending = self.pending, None
         assert pending is not None
         return self.run(self.envs.finish(pending, timeout))
@@ -536,7 +536,7 @@ class Vector:
 
 
 def one_each(env_fns: Any, count: int | None, name: str) -> list[Any]:
-    """What makes each env.
+    """Return the factory of each env.
 
     Args:
         env_fns: A callable for each; or one, a Gymnasium id or an `EnvSpec` for all.

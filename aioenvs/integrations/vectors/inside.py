@@ -1,4 +1,4 @@
-"""What is done to single envs where they live. Workers import it, so it is light."""
+"""Functions on single envs where they live. Workers import this module, so it is light."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Description", "ask", "assign", "describe", "is_wrapped", "make_wrapp
 
 
 class Description(NamedTuple):
-    """What a batch has to know of an env."""
+    """The description of an env for its batch."""
 
     observation_space: Any
     action_space: Any
@@ -34,13 +34,13 @@ def make_wrapped(spec: Any, wrappers: Sequence[Callable[[Any], Any]], **kwargs: 
 
 
 def describe(env: Any) -> Description:
-    """What the env says of itself."""
+    """Return the description of the env."""
     metadata, mode = getattr(env, "metadata", None), getattr(env, "render_mode", None)
     return Description(env.observation_space, env.action_space, dict(metadata or {}), mode)
 
 
 def ask(env: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    """What comes of an attribute: of calling it if that is possible, else its value.
+    """Return the result of calling an attribute if that is possible, else its value.
 
     Raises:
         AttributeError: If neither the env nor one that it wraps has it.

@@ -60,7 +60,7 @@ async def aside(function: Callable[[], T]) -> T:
 
 
 def _connection(ray: Any) -> tuple[str, str]:
-    """What tells a connection of this process to a cluster from those that it had before."""
+    """Return the mark that tells a connection to a cluster from former ones of this process."""
     context = ray.get_runtime_context()
     return context.get_node_id(), context.get_job_id()
 
@@ -221,7 +221,7 @@ def _knock(address: str) -> None:
 
 
 def resources() -> str:
-    """What the cluster has, and what of it is free, in words."""
+    """Return the resources of the cluster, and those that are free, in words."""
     ray = import_ray()
     return f"it has {_in_words(ray.cluster_resources())}, of which {_in_words(ray.available_resources())} are free"
 

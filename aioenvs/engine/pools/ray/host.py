@@ -115,7 +115,7 @@ class RayHost:
         return (int(reply.opcode), reply.sequence, reply.generation, tuple(reply.positions), reply.body), written
 
     def _prepared(self, body: bytes) -> bytes:
-        """What a worker gets to know, with this machine's import path before that of the parent's."""
+        """Return the configuration of a worker, with this machine's import path before the parent's."""
         config = pickle.loads(body)
         self._envs = config.env_index
         path = [*sys.path, *(entry for entry in config.sys_path if entry not in sys.path)]
@@ -128,7 +128,7 @@ class RayHost:
         return families, frame._replace(body=pickle.dumps((families[-1].layout.end, places)))
 
     async def _reply(self, frame: Frame) -> Frame:
-        """What to answer, once it can be said.
+        """Return the reply, once there is one.
 
         Raises:
             SystemExit: If an env wants that.

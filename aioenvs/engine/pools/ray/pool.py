@@ -30,7 +30,7 @@ CHATTER = " Some common causes include"
 
 
 def ray_words(error: BaseException) -> str:
-    """What Ray says of a death, without what it always says."""
+    """Return Ray's words about a death, without those that it always says."""
     lines = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
     return lines[-1].partition(CHATTER)[0] if lines else type(error).__name__
 
@@ -194,7 +194,7 @@ class RayPool(ReplacingPool):
 
     @property
     def _asked(self) -> dict[str, Any]:
-        """What Ray is asked for, for each host; of a cluster that is ours alone, what is needed need not be counted."""
+        """Return the resources to ask Ray for, for each host; in a cluster that is ours alone none are counted."""
         is_ours = self._membership is not None and self._membership.is_local
         return {"num_cpus": 1, **self._ray_options, **({"num_cpus": 0} if is_ours else {})}
 
@@ -278,4 +278,4 @@ class RayPool(ReplacingPool):
 
 
 class RestartingRayPool(Restarting, RayPool):
-    """The same, which restarts hosts of itself."""
+    """A Ray pool that restarts hosts of itself."""

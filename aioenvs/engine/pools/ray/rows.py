@@ -1,4 +1,4 @@
-"""What of a block goes along with a command and its answer, where both sides have one of their own. Pure.
+"""The rows that go along with a command and its answer, where both sides have a block of their own. Pure.
 
 The parent's block has the rows of all envs, that of a worker those of its own only, so that a row is another one on
 either side; what is sent is the bytes of the selected rows, leaf by leaf, in the order in which both sides look at
@@ -83,7 +83,7 @@ class RayRows:
         return [_Part(own, np.array(rows, np.intp), takes_root) for own, rows, takes_root in parts if rows]
 
     def pack_command(self, opcode: Opcode, positions: Sequence[int]) -> Bytes:
-        """What envs need for a command; an empty selection means all."""
+        """Return the rows that envs need for a command; an empty selection means all."""
         return _packed(self._commanded(opcode, positions))
 
     def unpack_command(self, opcode: Opcode, positions: Sequence[int], data: Bytes) -> None:
@@ -91,7 +91,7 @@ class RayRows:
         _unpack(self._commanded(opcode, positions), data)
 
     def pack_answer(self, opcode: Opcode, positions: Sequence[int]) -> Bytes:
-        """What envs wrote for a command."""
+        """Return the rows that envs wrote for a command."""
         return _packed(self._answered(opcode, positions))
 
     def unpack_answer(self, opcode: Opcode, positions: Sequence[int], data: Bytes) -> None:
