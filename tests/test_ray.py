@@ -665,17 +665,17 @@ def test_a_cluster_of_the_user_is_not_ended() -> None:
 CANCELLED = """
 import asyncio, failing_envs, ray, threading
 from aioenvs import AsyncParallelEnv
-from aioenvs.engine import ray_cluster
+from aioenvs.engine.pools.ray import cluster
 
 async def main():
     joining = asyncio.Event()
-    genuine, loop = ray_cluster._join, asyncio.get_running_loop()
+    genuine, loop = cluster._join, asyncio.get_running_loop()
 
     def join(num_cpus):
         loop.call_soon_threadsafe(joining.set)
         return genuine(num_cpus)
 
-    ray_cluster._join = join
+    cluster._join = join
     for closes in (False, True):
         env = AsyncParallelEnv(2, failing_envs.CountingEnv, num_processes=2, backend="ray")
         joining.clear()

@@ -555,8 +555,8 @@ def test_only_imports_are_switched() -> None:
     source = "from aioenvs.envs import EnvBase\nfrom aioenvs.specs import Bounded\nimport aioenvs.testing\n"
     expected = "from torchrl.envs import EnvBase\nfrom torchrl.data import Bounded\nimport torchrl_toys\n"
     assert switched(source) == expected
-    with pytest.raises(ImportError, match=r"found \['aioenvs.batched'\]"):
-        switched("def f():\n    from aioenvs.batched import sync\n")
+    with pytest.raises(ImportError, match=r"found \['aioenvs.faces'\]"):
+        switched("def f():\n    from aioenvs.faces import sync_envs\n")
 
 
 def test_a_difference_has_a_reason_and_a_name() -> None:

@@ -20,7 +20,7 @@ PRELOADED = {  # what comes with which package, the one that brings most first
     "tensordict": TORCH,
 }
 OWN = {"aioenvs.integrations.torchrl": "torchrl"} | dict.fromkeys(
-    ("aioenvs.envs", "aioenvs.specs", "aioenvs.batched", "aioenvs.testing"), "torch"
+    ("aioenvs.envs", "aioenvs.faces", "aioenvs.specs", "aioenvs.tensors", "aioenvs.testing"), "torch"
 )
 PLAIN_PACKAGES = frozenset(("gymnasium", "numpy", "cloudpickle"))
 

@@ -206,7 +206,7 @@ class Transitions(SettableSpecs):
             raise SpecMismatchError("\n".join([f"{type(self).__name__}.{method} returned other dtypes:", *differences]))
 
     def step_mdp(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        """The root of the next step, from a step's result; see `aioenvs.mdp.step_mdp`."""
+        """The root of the next step, from a step's result; see `aioenvs.step_mdp`."""
         return next_root(next_tensordict, self._index.left_behind)
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
