@@ -517,7 +517,16 @@ def test_it_takes_its_time(library: Library) -> None:
 # -- the faces ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("face", EVERY_TORCH_FACE)
+# TorchRL's own ParallelEnv takes most of a minute to start
+@pytest.mark.parametrize(
+    "face",
+    [
+        pytest.param(
+            *face.values, id=face.id, marks=[*face.marks, *[pytest.mark.slow] * (face.id == "torchrl-parallel")]
+        )
+        for face in EVERY_TORCH_FACE
+    ],
+)
 async def test_one_body_drives_every_face(face: TorchFace) -> None:
     kwargs = [{"max_steps": 2 + i, "start": 10 * i, "custom_attr": i} for i in range(3)]
     async with face.open(3, face.toys.CountingEnv, kwargs) as env:
