@@ -137,7 +137,7 @@ class WorkerStartError(WorkerError):
         return WorkerStartError(message, env_index=env_index, pid=pid)
 
     def alone(self) -> WorkerStartError:
-        """The same error, which is nothing but a `WorkerStartError`."""
+        """Return the error as nothing but a `WorkerStartError`."""
         plain = WorkerStartError(str(self), env_index=self.env_index, pid=self.pid)
         plain.__cause__ = self.__cause__
         for note in getattr(self, "__notes__", ()):
@@ -174,7 +174,7 @@ def reset_needed(who: str) -> ResetNeededError:
 
 @dataclass(frozen=True)
 class Likeness:
-    """What an exception is besides its message: what another one needs in order to be caught, and read, as this one.
+    """The class, arguments and attributes of an exception, by which another one is caught, and read, as this one.
 
     Attributes:
         kind: Its class.
@@ -208,7 +208,7 @@ def _foreign(kind: type[BaseException]) -> type[Exception] | None:
 
 
 def _attributes(error: BaseException) -> dict[str, Any]:
-    """What an exception holds besides its `args`, in slots or not."""
+    """Return the attributes of an exception besides its `args`, in slots or not."""
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:
         if cls in (BaseException, object):

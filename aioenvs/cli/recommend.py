@@ -49,12 +49,12 @@ class Setting:
 
     @property
     def cost(self) -> tuple[int, int]:
-        """What is simpler comes first: no process before some, and few before many; threads count as one process."""
+        """Return the rank by simplicity: no process before some, few before many; threads count as one process."""
         return (0 if self.kind == "serial" else 1 if self.kind == "thread" else self.count, self.count)
 
     @property
     def label(self) -> str:
-        """What it is called in a table."""
+        """The name in a table."""
         if self.kind == "serial":
             return "serial"
         if self.kind == "gymnasium":
@@ -72,7 +72,7 @@ class Setting:
 
 @dataclass
 class Measured:
-    """What came of a setting.
+    """A setting with its measured speed, or why it failed.
 
     Attributes:
         setting: It.
@@ -92,7 +92,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do, and why, in a sentence."""
+    """A recommended setting, and the reason in a sentence."""
 
     setting: Setting
     reason: str

@@ -174,7 +174,7 @@ def capture(error: BaseException, env_index: int, command: str) -> Failure:
 
 
 def captured_start(error: BaseException, env_index: int) -> Failure:
-    """The same for what a factory raised."""
+    """Turn the exception of a factory into data that any process can read. Never raises."""
     return dataclasses.replace(capture(error, env_index, "start"), likeness=_portable(Likeness.of(error)))
 
 

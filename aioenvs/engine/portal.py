@@ -200,7 +200,7 @@ class _PausedLoop(asyncio.SelectorEventLoop):
 
 
 def outside_of(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None] | None:
-    """What has something run by the thread of a private loop while that does not run; None for any other loop."""
+    """Return the call by which the thread of a private loop runs a job outside of it; None for any other loop."""
     return loop.outside if isinstance(loop, _PausedLoop) else None
 
 

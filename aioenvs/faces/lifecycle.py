@@ -397,7 +397,7 @@ class AsyncView(AsyncEnvs):
         return (self._owner._running or await self._started()).scope(self._envs)
 
     async def _started(self) -> Session:
-        """What runs, started if need be, but not anew."""
+        """Return the session, started if need be, but not anew."""
         if self._was_closed:
             raise ClosedError(
                 f"Cannot use {self!r} after its parent environment has been closed: views do not start that again"

@@ -133,7 +133,7 @@ class TensorSpec(ABC):
     _kinds: ClassVar[dict[str, Callable[..., Any]]] = {}
     """The classes of specs by name, for a spec that turns into one which is built on its own class."""
     _stack_specs: ClassVar[Callable[..., TensorSpec]]
-    """What `torch.stack` does; set by the module of stacked specs, which is built on all others."""
+    """The function behind `torch.stack`; set by the module of stacked specs, which is built on all others."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

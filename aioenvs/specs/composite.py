@@ -452,7 +452,7 @@ class Composite(SpecMapping):
 
 
 def _entry(value: Any, name: str) -> Any:
-    """What there is under a name: MISSING if nothing, None for such a field of a tensorclass."""
+    """Return the entry under a name: MISSING if there is none, None for such a field of a tensorclass."""
     inner = opened(value)
     entry = inner.get(name, MISSING)
     if entry is not MISSING and entry is not None:

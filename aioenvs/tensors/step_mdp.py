@@ -111,7 +111,7 @@ def next_root(
 
 
 def overlaid(old: TensorDictBase, new: TensorDictBase) -> TensorDictBase:
-    """What is in `new`, and in `old` but not in `new`, at any depth; on the device of `old` if it has one.
+    """Return the entries of `new`, and of `old` where `new` has none, at any depth; on `old`'s device if it has one.
 
     Nothing is copied or changed. A tensorclass of `new` counts as a whole, and so does a node of another size.
     """

@@ -52,7 +52,7 @@ SIZE = "[size]"  # under which the batch size of a node is, where it does not fo
 
 
 class ABSENT:
-    """What stands, itself, for the value of a field that is None, or that one element of a lazy stack lacks."""
+    """The mark, itself, of a field whose value is None, or that one element of a lazy stack lacks."""
 
 
 class Parts(NamedTuple):
@@ -108,12 +108,12 @@ class Tree:
         return key in self._direct
 
     def get(self, td: TensorDictBase, key: Key) -> Any:
-        """What a TensorDict has at this path; None if nothing, ABSENT or Parts only where it `is_direct` not."""
+        """Return a TensorDict's entry at this path, or None; ABSENT or Parts only where it `is_direct` not."""
         direct = self._direct.get(key)
         return td.get(direct, None) if direct is not None else self._root.get(td, key)
 
     def get_each(self, td: TensorDictBase, key: Key) -> list[Any] | None:
-        """What each row of a TensorDict has at this path; None if one has nothing."""
+        """Return the entry of each row of a TensorDict at this path; None if one has none."""
         values = [self.get(part, key) for part in td.unbind(0)]
         return None if any(value is None for value in values) else values
 
@@ -314,7 +314,7 @@ class _Stack:
 
 
 def _merged(specs: Sequence[Composite], *, structured: bool = False, is_root: bool = False) -> _Branch | _Stack:
-    """What these Composites describe together, inside of a structured node or not; a root is no tensorclass."""
+    """Return the node of these Composites together, inside of a structured node or not; a root is no tensorclass."""
     stacked = [spec for spec in specs if isinstance(spec, StackedComposite)]
     if stacked:
         dim = stacked[0].stack_dim
@@ -348,7 +348,7 @@ def _has_entries(node: Any) -> bool:
 
 
 def _along(values: Sequence[Any], dim: int) -> Any:
-    """What the elements of a lazy stack have of one leaf, as one value."""
+    """Return the values of one leaf in the elements of a lazy stack, as one value."""
     if all(value is ABSENT for value in values):
         return ABSENT
     first = values[0]
@@ -373,7 +373,7 @@ def _divided(value: Any, name: str) -> Any:
 
 
 def _at(value: Any, index: int, dim: int) -> Any:
-    """What a value has at an index along a dim of the node."""
+    """Return the part of a value at an index along a dim of the node."""
     if value is ABSENT or value is None:
         return value
     if isinstance(value, torch.Tensor):
@@ -426,7 +426,7 @@ def plain(value: Any) -> Any:
 
 
 def objects_of(tree: Tree, td: TensorDictBase, key: Key) -> Any:
-    """What a batch has of a leaf that is no tensor, as a list with what each row has; None if a row has nothing."""
+    """Return a batch's values of a leaf that is no tensor, a list with one for each row; None if a row has none."""
     if tree.is_direct(key):
         return plain(tree.get(td, key))
     values = tree.get_each(td, key)

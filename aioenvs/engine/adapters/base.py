@@ -149,7 +149,7 @@ class EnvAdapter(Protocol):
 
     @property
     def core(self) -> Any:
-        """What no other env may share: the env, without what is around it; None if it keeps nothing of its own."""
+        """The object that no other env may share: the innermost env; None if it keeps nothing of its own."""
 
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         """Take these arrays, by region, and this row of each, for all values of fixed shape."""

@@ -84,7 +84,7 @@ class Descriptors:
 
 
 class Shipment(NamedTuple):
-    """What a worker gets when it is started.
+    """The configuration and descriptors that a worker gets when it is started.
 
     Attributes:
         config: What it has to know.
@@ -143,7 +143,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._shares = shares
 
     def reducer_override(self, thing: Any) -> Any:
-        """What stands for a thing in the pickle."""
+        """Return the reduction of a thing for the pickle."""
         if _pickles_apart(thing):
             return _filled, (type(thing), thing.__dict__)
         reduce = reducer_of(thing)

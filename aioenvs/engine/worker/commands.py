@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from aioenvs.engine import class_identity as returning
+from aioenvs.engine import class_identity
 from aioenvs.engine.adapters.base import PLAIN_RULES, GymRules, Handling
 from aioenvs.engine.adapters.building import refuse_shared
 from aioenvs.engine.failure import capture, captured_start, summary
 from aioenvs.engine.layout import interned
 from aioenvs.engine.protocol import MAX_BODY, STEPS, Frame, Opcode
-from aioenvs.engine.worker import descriptors as passing
+from aioenvs.engine.worker import descriptors
 from aioenvs.engine.worker.env_host import EnvHost, Outcome
 from aioenvs.engine.worker.random_streams import Generators
 from aioenvs.engine.worker.wait_meter import WaitMeter
@@ -140,12 +140,12 @@ class Worker:
             _register(config.registry)
             _settle_torch(config.num_threads)
             self._build(config)
-            return Opcode.DONE, returning.dumps(interned(self.host.metadata))
+            return Opcode.DONE, class_identity.dumps(interned(self.host.metadata))
         except Exception as error:
             env = config.env_index[min(len(self.host), len(config.env_index) - 1)]
             return Opcode.FAILED, pickle.dumps({env: captured_start(error, env)})
         finally:
-            passing.drop_received()
+            descriptors.drop_received()
 
     def _build(self, config: WorkerConfig) -> None:
         alone = len(config.env_index) == 1

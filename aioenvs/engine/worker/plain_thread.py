@@ -66,7 +66,7 @@ def _settle(ended: asyncio.Future[None]) -> None:
 
 
 class PlainThread:
-    """What a thread does for the event loop of another one."""
+    """The jobs of a thread for the event loop of another one."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

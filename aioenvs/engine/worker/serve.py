@@ -11,7 +11,7 @@ import numpy as np
 
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.protocol import Decoder, encode
-from aioenvs.engine.worker import descriptors as passing
+from aioenvs.engine.worker import descriptors
 from aioenvs.engine.worker.commands import Inherited, Worker
 
 __all__ = ["draw_afresh", "exit_code", "serve"]
@@ -31,7 +31,7 @@ def serve(sock: socket.socket, block: SharedBlock, inherited: Inherited = ()) ->
     worker = Worker(block, inherited)
     decoder = Decoder()
     try:
-        passing.receive(sock)
+        descriptors.receive(sock)
         while data := sock.recv(CHUNK):
             for frame in decoder.feed(data):
                 sock.sendall(encode(worker.answer(frame)))

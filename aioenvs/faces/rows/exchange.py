@@ -195,7 +195,7 @@ class Exchange:
         }
 
     def _latest_state(self, key: Key) -> NDArray[Any] | None:
-        """What the envs said last of a state that is missing, if it is an observation as well; else it stays."""
+        """Return the envs' latest values of a state that is missing, if it is an observation as well; else it stays."""
         return array_of(self.latest()[key]) if key in self._ledger.observed_states else None
 
     def _alone(self, value: Any) -> Any:

@@ -128,14 +128,14 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
         self.empty_cache()
 
     def _looks(self) -> TorchRLSpecs:
-        """What the envs look like, for a command."""
+        """Return the specs of the envs, for a command."""
         if not self._properties_set:
             self._look()
         known: TorchRLSpecs = self.__dict__["_known"]
         return known
 
     def _described(self) -> TorchRLSpecs:
-        """The same for an attribute."""
+        """Return the specs of the envs, for an attribute."""
         if not self._properties_set:
             self._set_properties()
         return self._looks()
@@ -404,7 +404,7 @@ class BatchedEnv(DressedEnv):
         return following
 
     def _usable(self, td: TensorDictBase, known: TorchRLSpecs) -> TensorDictBase:
-        """What the envs can take a step with: actions of the right dtypes."""
+        """Return a TensorDict for a step: actions of the right dtypes."""
         return known.castable(td)
 
     def reset(self, *args: Any, **kwargs: Any) -> TensorDictBase:

@@ -101,7 +101,7 @@ class TorchRLSpecs:
     # -- what goes in and out -------------------------------------------------------------------------------
 
     def castable(self, td: TensorDictBase) -> TensorDictBase:
-        """The same with actions of the right dtypes, as TorchRL's buffers would cast them; a copy if need be."""
+        """Return the TensorDict with actions of the right dtypes, cast as TorchRL's buffers do; a copy if need be."""
         casts = {
             key: value.to(dtype)
             for key, dtype in self.inputs

@@ -63,7 +63,7 @@ class Place:
 
 
 def found_at(face: Forwarding, path: str) -> Any:
-    """What the envs of a face have at the end of a path of names: `Values`, or a `Method`.
+    """Return the envs' attribute at the end of a path of names: `Values`, or a `Method`.
 
     Raises:
         AttributeError: If one of them has nothing there.

@@ -1,4 +1,4 @@
-"""What the envs of one of TorchRL's `EnvCreator`s have in common, put where all processes find it."""
+"""The state that envs of one of TorchRL's `EnvCreator`s share, put where all processes find it."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class ActionBatch:
         return _is_sequence(actions) and len(actions) == self._num_envs and all(map(self._has_form, actions))
 
     def _column(self, actions: Any, key: Key, path: tuple[Any, ...]) -> Any:
-        """What a batch in the structure of the space has of a leaf."""
+        """Return the values of a leaf in a batch that has the structure of the space."""
         try:
             return _member(actions, path)
         except (KeyError, IndexError, TypeError) as error:
