@@ -508,7 +508,7 @@ def test_views_share_what_they_can_and_are_forgotten(monkeypatch: pytest.MonkeyP
         for low, high in itertools.permutations(range(6), 2):
             assert env[[low, high]].index == [low, high]
         assert len(running._scopes) == 8
-        assert len(running._looks) == 2
+        assert len(running._specs) == 2
         assert first.index == [0, 1]
         assert env.index == [0, 1, 2, 3, 4, 5]
 

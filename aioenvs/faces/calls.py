@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aioenvs.engine.adapters.base import Attribute, Call
-from aioenvs.engine.pools.pool import Lease, Pool
-from aioenvs.engine.worker.env_host import Outcome
+from aioenvs.engine.request import Request
 from aioenvs.envs.spec_properties import Described
 from aioenvs.errors import AioEnvsError, shown
 from aioenvs.faces.requests import each_of
@@ -158,7 +157,7 @@ class AsyncCalls(Described):
         if scope is None:
             raise AioEnvsError(f"{self!r} has no statistics while it is not running")
         pool, envs = scope.pool, scope.envs.tolist()
-        steps, episodes = scope.exchange.counts()
+        steps, episodes = scope.rows.counts()
         times = [pool.times[pool.host_of(env)] for env in envs]
         return Statistics(
             steps=steps,
@@ -237,16 +236,7 @@ class AsyncCalls(Described):
         envs = scope.envs.tolist()
         asked = dict(zip(envs, calls, strict=True))
         command = COMMANDS.get(calls[0].kind, calls[0].kind)
-        outcome = await self._asked(scope, command, timeout, lambda pool, lease: pool.perform(lease, asked))
+        async with Request(scope.pool, scope.everything, command, timeout=timeout) as request:
+            outcome = await request.perform(asked)
         outcome.raise_failure()
         return [outcome.values[env] for env in envs]
-
-    async def _asked(
-        self, scope: EnvSelection, command: str, timeout: float | None, ask: Callable[[Pool, Lease], Awaitable[Outcome]]
-    ) -> Outcome:
-        """Return the answers to a command that all envs get."""
-        lease = await scope.pool.hold(scope.everything, command, timeout=timeout)
-        try:
-            return await ask(scope.pool, lease)
-        finally:
-            scope.pool.release(lease)

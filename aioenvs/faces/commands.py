@@ -10,8 +10,7 @@ import torch
 from tensordict import NonTensorStack, TensorDictBase
 
 from aioenvs.engine.adapters.base import Call
-from aioenvs.engine.pools.pool import Lease, Pool
-from aioenvs.engine.worker.env_host import Outcome
+from aioenvs.engine.request import Request
 from aioenvs.errors import AioEnvsError
 from aioenvs.faces.batch_specs import Signature
 from aioenvs.faces.requests import (
@@ -134,7 +133,7 @@ class AsyncEnvs(AsyncSteps):
                 if named != tuple(places):
                     return self[[places[env] for env in named]].rand_action(tensordict)
         td = super().rand_action(tensordict)
-        samples = scope.exchange.random_objects() if scope is not None else []
+        samples = scope.inputs.random_objects() if scope is not None else []
         if samples and all(own.keys() == samples[0].keys() for own in samples):
             for key in samples[0]:
                 td.set(nested_key(key), NonTensorStack(*[own[key] for own in samples]))
@@ -173,14 +172,10 @@ class AsyncEnvs(AsyncSteps):
         seeds, following = seeds_of(seed, scope.num_seeds, static=static_seed)
         batched = [env for env, count in scope.num_seeds.items() if static_seed and count > 1]
 
-        async def ask(pool: Pool, lease: Lease) -> Outcome:
-            outcome = await pool.seed(lease, seeds)
-            if outcome.failures or not batched:
-                return outcome
-            calls = {env: Call("call", "set_seed", (seeds[env], True)) for env in batched}
-            return await pool.perform(lease._replace(selection=pool.select(sorted(batched))), calls)
-
-        outcome = await self._asked(scope, "set_seed", timeout, ask)
+        async with Request(scope.pool, scope.everything, "set_seed", timeout=timeout) as request:
+            outcome = await request.seed(seeds)
+            if batched and not outcome.failures:
+                outcome = await request.perform({env: Call("call", "set_seed", (seeds[env], True)) for env in batched})
         outcome.raise_failure()
         return following
 
@@ -222,33 +217,29 @@ class AsyncEnvs(AsyncSteps):
                 that failed as `env_index`. The others are reset.
         """
         scope = await self._scope()
-        pool, exchange = scope.pool, scope.exchange
         rows, masks = None, {}
         if tensordict is not None:
             check_size(tensordict, scope.signature.batch_size)
             masks = read_masks(tensordict, scope.mask_shapes)
             rows = rows_of(tensordict, masks, [*scope.mask_shapes])
-            if rows is not None or exchange.takes_root:
-                exchange.check_root(tensordict)
+            if rows is not None or scope.rows.takes_root:
+                scope.inputs.check_root(tensordict)
             if rows is not None and not len(rows):
-                return scope.results.after_reset(tensordict, rows, *scope.placed(exchange.latest()))
+                return scope.results.after_reset(tensordict, rows, *scope.placed(scope.latest()))
         arguments = reset_arguments(scope.num_seeds, list_of_kwargs, kwargs)
         chosen = scope.select(rows)
-        lease = await pool.hold(chosen, "reset", replacing=True, timeout=timeout)
-        try:
-            exchange.decide(rows)
+        async with Request(scope.pool, chosen, "reset", replacing=True, timeout=timeout) as request:
+            scope.rows.decide(rows)
             given = {}
             if tensordict is not None:
                 shown = tensordict.empty() if select_reset_only else tensordict
-                given = exchange.given(shown, rows, masks)
-            outcome = await pool.reset(lease, merge_arguments(chosen.envs, arguments, given))
-            exchange.after_reset(outcome)
-            values = exchange.latest()
-        finally:
-            pool.release(lease)
+                given = scope.inputs.store(shown, rows, masks, lambda number: scope.rows.parts[number].latest())
+            outcome = await request.reset(merge_arguments(chosen.envs, arguments, given))
+            scope.rows.note_reset(outcome)
+            values = scope.latest()
         outcome.raise_failure()
         (values,) = scope.placed(values)
-        await scope.whole.arrived(lease)
+        await scope.whole.arrived(request.lease)
         return scope.results.after_reset(tensordict, rows, values)
 
     async def maybe_reset(self, tensordict: TensorDictBase, *, timeout: float | None = None) -> TensorDictBase:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import operator
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.failure import attributed
-from aioenvs.engine.pools.pool import Lease, PendingOutcome, Pool, Selection, closed_meanwhile
-from aioenvs.engine.portal import Immediate
+from aioenvs.engine.pools.pool import Lease, Pool, Selection, closed_meanwhile
+from aioenvs.engine.rows import Rows, Values
 from aioenvs.engine.waiting import Deadline, done_within
 from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.errors import (
@@ -30,13 +28,10 @@ from aioenvs.errors import (
     describe_envs,
     shown,
 )
-from aioenvs.faces.rows.exchange import Exchange, Rows
-from aioenvs.faces.rows.inputs import Inputs
-from aioenvs.faces.rows.tensordicts import LazyExchange
 from aioenvs.tensors.device import Fence
 from aioenvs.tensors.trees import owned
 
-__all__ = ["PendingCopy", "PendingStep", "PendingSteps", "SentInputs", "gathered"]
+__all__ = ["PendingCopy", "PendingSteps", "SentInputs", "gathered"]
 
 
 PLAIN = frozenset((torch.Tensor,))
@@ -76,6 +71,10 @@ class SentInputs:
                     "or does not end soon; leave it out, or put it into an object that is no dict, list or tuple"
                 ) from error
 
+    def __len__(self) -> int:
+        """How many rows it has."""
+        return int(self.td.batch_size[0])
+
 
 def gathered(parts: Sequence[tuple[SentInputs, int]]) -> TensorDictBase:
     """Some rows of what was sent, as one batch; a dense one if they are alike.
@@ -84,13 +83,18 @@ def gathered(parts: Sequence[tuple[SentInputs, int]]) -> TensorDictBase:
         parts: For each row of the result in what it was sent, and in which row of that.
     """
     first = parts[0][0]
+    distinct = list({id(sent): sent for sent, _ in parts}.values())
     td: TensorDictBase
-    if first.form and all(sent.form == first.form and sent.td.device == first.td.device for sent, _ in parts):
-        rows = [(sent.entries, slice(row, row + 1)) for sent, row in parts]
-        entries = {name: torch.cat([own[name][row] for own, row in rows]) for name in first.entries}
+    if first.form and all(sent.form == first.form and sent.td.device == first.td.device for sent in distinct):
+        begins = dict(zip(map(id, distinct), itertools.accumulate([0, *map(len, distinct)]), strict=False))
+        rows = torch.tensor([begins[id(sent)] + row for sent, row in parts])
+        whole = first.entries
+        if len(distinct) > 1:
+            whole = {name: torch.cat([sent.entries[name] for sent in distinct]) for name in whole}
+        entries = {name: value[rows] for name, value in whole.items()}
         batch_size = torch.Size([len(parts), *first.td.batch_size[1:]])
         td = TensorDict._new_unsafe(entries, batch_size=batch_size, device=first.td.device)
-    elif all(sent is first for sent, _ in parts):
+    elif len(distinct) == 1:
         td = first.td[torch.tensor([row for _, row in parts])]
     else:
         tds = [sent.td[row] for sent, row in parts]
@@ -137,54 +141,73 @@ class PendingCopy:
             raise self._error
 
 
-class SelectedEnv(Protocol):
-    """An env of a batch that is sent a step by itself."""
+class SelectedEnvs(Protocol):
+    """Some envs of a pool."""
 
     @property
-    def envs(self) -> NDArray[np.intp]:
-        """Its index."""
+    def rows(self) -> Rows:
+        """Their rows."""
 
     @property
     def everything(self) -> Selection:
-        """It, as the pool is asked for it."""
+        """All of them, as the pool is asked for them."""
+
+    def read_step(self, rows: None, outcome: Outcome, known: Any, *, maybe_reset: bool) -> tuple[Any, Any]:
+        """Return the outcome of their step, and the root for the next one."""
+
+
+class Envs(Protocol):
+    """All envs of a pool, some of which are sent steps."""
 
     @property
-    def exchange(self) -> Exchange | LazyExchange:
-        """Where its inputs are written and its outcomes read."""
+    def pool(self) -> Pool:
+        """The pool."""
 
-    def read_step(self, rows: Rows, outcome: Outcome, known: Any, *, maybe_reset: bool) -> tuple[Any, Any]:
-        """Return the outcome of its step, and the root for the next one."""
+    def scope(self, envs: tuple[int, ...]) -> SelectedEnvs:
+        """Return the selection of some envs."""
+
+    def rows_of(self, envs: Sequence[int]) -> tuple[Rows, Any]:
+        """Return the rows of some envs, and what makes tensors of theirs."""
+
+    def last_step(self, envs: Sequence[int]) -> tuple[Any, Any]:
+        """Return the outcome of the last step of some envs, and the root for the next one."""
+
+    def joined(self, envs: Sequence[int], values: Sequence[Any]) -> Any:
+        """Return the values of envs each of which was read alone, as those of a batch."""
 
 
-@dataclass(eq=False)
-class PendingStep:
-    """One step of one env, from when it is sent until it is received.
+class _Send(NamedTuple):
+    """Envs that were sent a step together.
 
     Attributes:
-        env: Its index.
-        scope: It alone.
-        lease: On it.
-        sent: What its caller sent, to it and perhaps to others.
-        row: Its row in that.
-        known: What was known of it before, where it may be lost.
-        following: The outcome of the step, once it is settled; None if it is still to be read.
-        root: The root for the next step.
-        error: Why there is neither.
-        task: What awaits the answer.
-        waits: Whether it was not sent yet, since something has to be waited for first.
+        scope: They.
+        lease: On them.
+        sent: What their caller sent, to them and perhaps to others.
+        row: The row of each in that.
+        known: What was known of them before, where they may be lost.
     """
 
-    env: int
-    scope: SelectedEnv
+    scope: SelectedEnvs
     lease: Lease
     sent: SentInputs
+    row: dict[int, int]
+    known: Sequence[Values] | None = None
+
+
+class _Read(NamedTuple):
+    """A row of the outcome of a step that was read when it came, and of the root for the next one."""
+
+    following: Any
+    root: Any
     row: int
-    known: Any = None
-    following: Any = None
-    root: Any = None
-    error: BaseException | None = None
-    task: asyncio.Task[Outcome] | None = None
-    waits: bool = False
+
+    def alone(self) -> tuple[Any, Any]:
+        """Return that row as a batch of one."""
+        row = slice(self.row, self.row + 1)
+        return tuple(
+            each[row] if isinstance(each, list) else {key: value[row] for key, value in each.items()}
+            for each in (self.following, self.root)
+        )  # type: ignore[return-value]
 
 
 @dataclass(eq=False)
@@ -205,142 +228,179 @@ class Waiter:
 class PendingSteps:
     """The steps that envs of a pool were sent and nobody has received yet; they belong to the pool's event loop.
 
+    What an env answered stays in its rows until it is sent the next step, and is read when it is received, together
+    with what others did; where it may be lost before, or is no row, it is read when it comes.
+
     Args:
-        pool: The pool.
-        reads_at_once: Whether what an env answered must be read when it comes, rather than when it is received,
-            together with what others did.
+        envs: The envs.
     """
 
-    def __init__(self, pool: Pool, *, reads_at_once: bool) -> None:
-        self._pool = pool
-        self._reads_at_once = reads_at_once
-        self._sent: dict[int, PendingStep] = {}
-        self._settled: dict[int, PendingStep] = {}  # those of them that are done, in the order in which they were
+    def __init__(self, envs: Envs) -> None:
+        self._envs = envs
+        self._pool = pool = envs.pool
+        self._reads_at_once = pool.restarts
+        self._sent: dict[int, _Send] = {}
+        self._settled: dict[int, _Read | None] = {}  # those of them that are done, in the order in which they were
+        self._errors: dict[int, BaseException] = {}  # of those of these that failed
+        self._tasks: dict[asyncio.Task[None], Sequence[int]] = {}  # steps that have to wait before they are sent
         self._waiters: list[Waiter] = []
         self._closed = False
 
     def outstanding(self, envs: Set[int]) -> tuple[int, ...]:
         """Return those of these envs that were sent a step which nobody has received, in the order of sending."""
-        return tuple(env for env in self._sent if env in envs)
+        return tuple([env for env in self._sent if env in envs])
 
     # -- out --------------------------------------------------------------------------------------------
 
     def send(
         self,
         lease: Lease,
-        scopes: Sequence[SelectedEnv],
+        scope: SelectedEnvs,
         sent: SentInputs,
-        exchange: Exchange | LazyExchange,
-        inputs: Any,
+        inputs: Sequence[Values],
         arrival: PendingCopy | None = None,
     ) -> None:
         """Let some envs take their steps.
 
         Args:
-            lease: On all of them together.
-            scopes: Each of them alone, in the order of the rows.
+            lease: On all of them.
+            scope: They, in the order of the rows.
             sent: What they were sent.
-            exchange: Stores what all of them are given.
-            inputs: That, checked.
+            inputs: What of it is for their rows, checked.
             arrival: What has to come before it can be stored; None if it is here.
 
         Raises:
             Exception: If an input cannot be sent; nothing was sent then, and the lease has ended.
         """
-        tickets: list[PendingStep] = []
-        steps: list[PendingOutcome] = []
-        waits = lease.waits or arrival is not None
+        envs = scope.rows.envs
+        lease = lease._replace(command="send")
+        send = _Send(scope, lease, sent, {env: row for row, env in enumerate(envs)})
+        before = {env: entry for env in envs if (entry := self._sent.get(env)) is not None}
+        assert not before, "an env that is sent a step twice"
+        self._sent.update(dict.fromkeys(envs, send))
         try:
-            for row, scope in enumerate(scopes):
-                own = lease._replace(selection=scope.everything, command="send")
-                tickets.append(PendingStep(int(scope.envs[0]), scope, own, sent, row, waits=waits))
-            if waits:
-                shares = [exchange.share(inputs, row) for row in range(len(tickets))]
-                steps = [self._begin_later(*own, arrival) for own in zip(tickets, shares, strict=True)]
+            if lease.waits or arrival is not None:
+                self._send_later(send, inputs, arrival)
             else:
-                exchange.decide(None)
-                steps = self._begin(tickets, exchange.write_inputs(inputs, None))
-            for ticket, step in zip(tickets, steps, strict=True):
-                self._sent[ticket.env] = ticket
-                self._follow(ticket, step)
+                self._begin(send, inputs)
         except BaseException:  # an interrupt, too
-            under_way = {ticket.env for ticket in tickets if ticket.task is not None} | self._settled.keys()
-            for env in lease.selection.envs - under_way:
-                self._sent.pop(env, None)
+            waiting = {env for own in self._tasks.values() for env in own}
+            for env in lease.selection.envs - waiting - self._settled.keys():
+                del self._sent[env]
                 self._pool.states.release({env})
-            for ticket, step in zip(tickets, steps, strict=False):
-                if ticket.env not in under_way:
-                    step.close()
             raise
 
-    def _begin(self, tickets: Sequence[PendingStep], objects: Mapping[int, Objects] | None) -> list[PendingOutcome]:
-        """Send the steps of envs that are ready, and whose inputs are stored but for the objects."""
-        if self._pool.restarts:
-            for ticket in tickets:
-                ticket.known = ticket.scope.exchange.latest()
-        return self._pool.step_each([ticket.lease for ticket in tickets], objects, maybe_reset=True)
+    def _begin(self, send: _Send, inputs: Sequence[Values]) -> None:
+        """Send a step to envs that are ready."""
+        rows = send.scope.rows
+        rows.decide(None)
+        if self._reads_at_once:
+            send = send._replace(known=rows.latest())
+        objects = rows.write(inputs, None)
+        self._pool.step_first_ready(send.lease, objects, functools.partial(self._deliver, send))
 
-    async def _begin_later(self, ticket: PendingStep, share: Inputs, arrival: PendingCopy | None) -> Outcome:
-        """Send the step of an env once it is ready, and what it is given has arrived."""
+    def _send_later(self, send: _Send, inputs: Sequence[Values], arrival: PendingCopy | None) -> None:
+        """Send a step to each env as soon as it is ready: to those that are, at once."""
+        loop, pool, envs = asyncio.get_running_loop(), self._pool, send.scope.rows.envs
+        late = [env for env in envs if not self._is_ready(env)]
+        groups = [(env,) for env in late]
+        if present := tuple([env for env in envs if env not in late]):
+            groups.append(present)
+        for group in groups:
+            scope, values = send.scope, inputs
+            if len(group) < len(envs):
+                scope = self._envs.scope(group)
+                values = _shares(send.scope.rows, scope.rows, inputs)
+            lease = send.lease._replace(selection=pool.select(sorted(group)))
+            own = send._replace(scope=scope, lease=lease)
+            self._sent.update(dict.fromkeys(group, own))
+            task = loop.create_task(self._begin_later(own, values, arrival))
+            self._tasks[task] = group
+            task.add_done_callback(self._has_begun)
+
+    def _is_ready(self, env: int) -> bool:
+        pool, alone = self._pool, {env}
+        if not pool.states.drained(alone) or pool.states.broken(alone):
+            return False
+        return not (pool.fenced and pool.in_use(alone))
+
+    async def _begin_later(self, send: _Send, inputs: Sequence[Values], arrival: PendingCopy | None) -> None:
+        """Send a step to envs once they are ready, and what they are given has arrived."""
         if arrival is not None:
-            await arrival.wait(ticket.lease)
-        ticket.lease = await self._pool.ready(ticket.lease)
-        ticket.scope.exchange.decide(None)
-        (steps,) = self._begin([ticket], ticket.scope.exchange.write_share(share))
-        ticket.waits = False
-        return await steps
+            await arrival.wait(send.lease)
+        lease = await self._pool.ready(send.lease)
+        self._begin(send._replace(lease=lease), inputs)
 
-    def _follow(self, ticket: PendingStep, steps: PendingOutcome) -> None:
-        """See to it that the answer is taken in when it comes."""
-        if self._pool.suspends:
-            ticket.task = asyncio.get_running_loop().create_task(steps)
-            ticket.task.add_done_callback(functools.partial(self._done, ticket))
+    def _has_begun(self, task: asyncio.Task[None]) -> None:
+        envs = self._tasks.pop(task)
+        if not task.cancelled():
+            if (error := task.exception()) is not None:
+                self._fail(envs, error)
+        elif self._pool.states.closed:
+            self._fail(envs, closed_meanwhile(envs))
+        else:
+            self._fail(
+                envs, AioEnvsError(f"the step of {describe_envs(tuple(envs))} was cancelled with all tasks around it")
+            )
+
+    def _deliver(self, send: _Send, envs: Sequence[int], outcome: Outcome | BaseException) -> None:
+        """Take in what came of the step of some envs."""
+        if self._closed:
+            return
+        if isinstance(outcome, BaseException):
+            self._fail(envs, outcome)
+            return
+        if not (self._reads_at_once or outcome.objects or outcome.failures):
+            self._envs.rows_of(envs)[0].count(outcome)
+            self._settle(dict.fromkeys(envs))
             return
         try:
-            self._take_in(ticket, Immediate().run(steps))
-        except Exception as error:
-            ticket.error = error
-        self._settle(ticket)
+            self._read(send, envs, outcome)
+        except Exception as error:  # of values that do not fit
+            self._fail(envs, error)
 
-    def _done(self, ticket: PendingStep, task: asyncio.Task[Outcome]) -> None:
-        ticket.task = None
-        if task.cancelled() and self._pool.states.closed:
-            ticket.error = closed_meanwhile({ticket.env})
-        elif task.cancelled():
-            ticket.error = AioEnvsError(f"the step of env {ticket.env} was cancelled together with all tasks around it")
-        elif (error := task.exception()) is not None:
-            ticket.error = error
-        else:
-            try:
-                self._take_in(ticket, task.result())
-            except Exception as error:
-                ticket.error = error
-        self._settle(ticket)
+    def _read(self, send: _Send, envs: Sequence[int], outcome: Outcome) -> None:
+        """Read what some envs answered, before anything else happens to it."""
+        present = tuple([env for env in envs if env not in outcome.lost])
+        for group in ([present] if present else []) + [(env,) for env in envs if env in outcome.lost]:
+            own = Outcome(
+                outcome.finished,
+                {env: error for env, error in outcome.failures.items() if env in group},
+                {env: objects for env, objects in outcome.objects.items() if env in group},
+                lost=outcome.lost.intersection(group),
+            )
+            known = None
+            if own.lost:
+                assert send.known is not None
+                known = send.scope.rows.share(send.known, group[0])
+            following, root = self._envs.scope(group).read_step(None, own, known, maybe_reset=True)
+            for env, failure in own.failures.items():
+                try:
+                    Outcome(failures={env: failure}).raise_failure()
+                except Exception as error:
+                    self._errors[env] = error
+            self._settle({env: _Read(following, root, row) for row, env in enumerate(group)})
 
-    def _take_in(self, ticket: PendingStep, outcome: Outcome) -> None:
-        exchange = ticket.scope.exchange
-        if self._reads_at_once or outcome.objects or outcome.failures or not isinstance(exchange, Exchange):
-            read = ticket.scope.read_step(None, outcome, ticket.known, maybe_reset=True)
-            outcome.raise_failure()
-            ticket.following, ticket.root = read
-        else:  # its rows stay as they are until it is sent the next step
-            exchange.count(None, outcome)
+    def _fail(self, envs: Sequence[int], error: BaseException) -> None:
+        self._errors.update(dict.fromkeys(envs, error))
+        self._settle(dict.fromkeys(envs))
 
-    def _settle(self, ticket: PendingStep) -> None:
-        self._settled[ticket.env] = ticket
+    def _settle(self, settled: Mapping[int, _Read | None]) -> None:
+        self._settled.update(settled)
         for waiter in self._waiters:
-            if ticket.env in waiter.envs:
-                waiter.missing -= 1
-                if (waiter.missing <= 0 or ticket.error is not None) and waiter.woken and not waiter.woken.done():
-                    waiter.woken.set_result(None)
+            own = settled.keys() & waiter.envs
+            waiter.missing -= len(own)
+            ready = waiter.missing <= 0 or not own.isdisjoint(self._errors)
+            if ready and waiter.woken is not None and not waiter.woken.done():
+                waiter.woken.set_result(None)
 
     # -- in ---------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def receiving(
         self, envs: Set[int], least: int, most: int | None, deadline: Deadline | None
-    ) -> AsyncIterator[list[PendingStep]]:
-        """Yield the settled steps of some envs, in that order, for the caller to `take` before anything else happens.
+    ) -> AsyncIterator[list[int]]:
+        """Yield the envs whose steps have settled, in that order, for the caller to `take` before anything else.
 
         Nobody else receives from these envs until the context ends. Cancelling it, like every failure, takes nothing
         away but the error that it raises.
@@ -361,11 +421,11 @@ class PendingSteps:
         least, most = self._checked_numbers(envs, least, most)
         if any(not waiter.envs.isdisjoint(envs) for waiter in self._waiters):
             raise ConcurrencyError("recv was asked while another recv for some of these envs waits; await that first")
-        settled = [ticket for ticket in self._settled.values() if ticket.env in envs]
+        settled = self._settled.keys() & envs
         waiter = Waiter(envs, least - len(settled))
         self._waiters.append(waiter)
         try:
-            if waiter.missing > 0 and all(ticket.error is None for ticket in settled):
+            if waiter.missing > 0 and settled.isdisjoint(self._errors):
                 await self._wait(waiter, deadline)
             yield self._chosen(envs, most)
         finally:
@@ -400,61 +460,90 @@ class PendingSteps:
             pid=None,
         )
 
-    def _chosen(self, envs: Set[int], most: int | None) -> list[PendingStep]:
-        settled = [ticket for ticket in self._settled.values() if ticket.env in envs]
-        if failed := [ticket for ticket in settled if ticket.error is not None]:
-            self.take(failed)
+    def _chosen(self, envs: Set[int], most: int | None) -> list[int]:
+        if self._errors and (failed := {env: self._errors[env] for env in self._errors.keys() & envs}):
+            self.take(list(failed))
             _raise(failed)
-        return settled[:most]
+        return [env for env in self._settled if env in envs][:most]
 
-    def take(self, tickets: Sequence[PendingStep]) -> None:
-        """Note that these steps were received; their envs are free again."""
-        for ticket in tickets:
-            del self._settled[ticket.env], self._sent[ticket.env]
-            self._pool.release(ticket.lease)
+    def sent(self, envs: Sequence[int]) -> list[tuple[SentInputs, int]]:
+        """For each of these envs in what it was sent its step, and in which row of that."""
+        return [((send := self._sent[env]).sent, send.row[env]) for env in envs]
+
+    def results(self, envs: Sequence[int]) -> tuple[Any, Any]:
+        """Return the outcome of the settled steps of some envs, and the root for the next one."""
+        read = [self._settled[env] for env in envs]
+        if not any(read):
+            return self._envs.last_step(envs)
+        alone = [
+            self._envs.last_step((env,)) if each is None else each.alone()
+            for env, each in zip(envs, read, strict=True)
+        ]
+        following, root = (self._envs.joined(envs, [own[index] for own in alone]) for index in range(2))
+        return following, root
+
+    def take(self, envs: Sequence[int]) -> None:
+        """Note that the steps of these envs were received; the envs are free again."""
+        for env in envs:
+            del self._settled[env], self._sent[env]
+            self._errors.pop(env, None)
+        self._pool.states.release(frozenset(envs))
 
     async def close(self) -> None:
         """Wait for the tasks, which end when the pool is closed; those of another loop are that one's own."""
         self.discard()
         here = asyncio._get_running_loop()
-        tickets = [(ticket, task) for ticket, task in self._under_way if task.get_loop() is here]
-        for ticket, task in tickets:
-            if ticket.waits:  # perhaps for a device, which need not end at all
-                task.cancel()
-        if tickets:
-            await asyncio.wait([task for _, task in tickets])
+        tasks = [task for task in self._tasks if task.get_loop() is here]
+        for task in tasks:
+            task.cancel()  # it may wait for a device, which need not end at all
+        if tasks:
+            await asyncio.wait(tasks)
+            await asyncio.sleep(0)
         self._closed = True
         self._forget()
 
     def _forget(self) -> None:
-        """Once closed, let go of the tickets, which refer to the memory; who still waits is told of the end first."""
+        """Once closed, let go of the steps, which refer to the memory; who still waits is told of the end first."""
         if self._closed and not self._waiters:
             self._sent.clear()
             self._settled.clear()
+            self._errors.clear()
 
     def discard(self) -> None:
         """Say goodbye to the tasks of a loop that was closed over them, where they can never end."""
-        for _, task in self._under_way:
+        for task in list(self._tasks):
             if task.get_loop().is_closed():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 with contextlib.suppress(RuntimeError):  # what they wait for wants to tell the loop
-                    task.get_coro().close()
-
-    @property
-    def _under_way(self) -> list[tuple[PendingStep, asyncio.Task[Outcome]]]:
-        return [(ticket, ticket.task) for ticket in self._sent.values() if ticket.task is not None]
+                    task.get_coro().close()  # type: ignore[union-attr]
 
 
-def _raise(failed: Sequence[PendingStep]) -> None:
+def _shares(whole: Rows, rows: Rows, inputs: Sequence[Values]) -> list[Values]:
+    """Return the share that some envs have of the inputs of a batch."""
+    if len(rows.envs) == 1:
+        return whole.share(inputs, rows.envs[0])
+    shares = []
+    for part in rows.parts:
+        place = next(place for place, each in enumerate(whole.parts) if each.own is part.own)
+        own = whole.parts[place].envs
+        chosen = [own.index(env) for env in part.envs]
+        shares.append({key: _chosen_of(value, chosen) for key, value in inputs[place].items()})
+    return shares
+
+
+def _chosen_of(value: Any, rows: list[int]) -> Any:
+    return [value[row] for row in rows] if isinstance(value, list) else None if value is None else value[rows]
+
+
+def _raise(failed: Mapping[int, BaseException]) -> None:
     """Raise the error of the lowest env; it mentions the others. One that several envs share is one error for them."""
     distinct: dict[str, tuple[int, Any]] = {}
-    for ticket in sorted(failed, key=lambda ticket: ticket.env):
-        error = ticket.error
+    for env, error in sorted(failed.items()):
         name = str(error) if isinstance(error, WorkerError) else str(id(error))
-        distinct.setdefault(name, (ticket.env, error))
+        distinct.setdefault(name, (env, error))
     if len(distinct) == 1:
         raise next(iter(distinct.values()))[1]
-    named = {ticket.env for ticket in failed}.union(*(getattr(ticket.error, "env_index", ()) for ticket in failed))
+    named = {*failed}.union(*(getattr(error, "env_index", ()) for error in failed.values()))
     try:
         Outcome(failures=dict(distinct.values())).raise_failure()
     except Exception as error:

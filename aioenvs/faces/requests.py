@@ -10,9 +10,9 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from aioenvs.engine.adapters.base import ResetArguments
+from aioenvs.engine.rows import RowIndex
 from aioenvs.engine.worker.random_streams import as_python, seed_chain
 from aioenvs.errors import describe_envs, shown
-from aioenvs.faces.rows.exchange import Rows
 from aioenvs.hints import describe
 from aioenvs.tensors.resets import reset_mask
 from aioenvs.tensors.step_mdp import flat_key
@@ -181,7 +181,7 @@ def _checked(key: Any, mask: Any, batch_size: torch.Size, shape: Any) -> torch.T
     raise ValueError(f"{key!r} must be a bool tensor of shape {tuple(batch_size)} or {tuple(shape)}, got {found}")
 
 
-def rows_of(td: TensorDictBase, masks: Mapping[Key, torch.Tensor], reset_keys: Sequence[Any]) -> Rows:
+def rows_of(td: TensorDictBase, masks: Mapping[Key, torch.Tensor], reset_keys: Sequence[Any]) -> RowIndex:
     """The envs that the masks of a reset select, ascending; None if they select all, or there are none.
 
     Args:
@@ -200,7 +200,7 @@ def rows_of(td: TensorDictBase, masks: Mapping[Key, torch.Tensor], reset_keys: S
     return None if flat.all() else np.flatnonzero(flat.any(1))
 
 
-def step_rows(mask: Any, batch_size: torch.Size) -> Rows:
+def step_rows(mask: Any, batch_size: torch.Size) -> RowIndex:
     """The envs that `_step` selects, ascending; None if it selects all or is not there.
 
     Raises:

@@ -13,15 +13,17 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 
+from aioenvs.engine.layout import ROOT
 from aioenvs.engine.pools.pool import Lease, Pool, Selection
+from aioenvs.engine.rows import RowIndex, Rows, Values
 from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.envs.spec_index import SpecIndex
 from aioenvs.faces.batch_specs import Signature, common_device
 from aioenvs.faces.first_ready import PendingSteps
 from aioenvs.faces.requests import index_of
-from aioenvs.faces.rows.exchange import Exchange, Rows, Values
-from aioenvs.faces.rows.reader import Ledger, placed
-from aioenvs.faces.rows.tensordicts import DenseResults, LazyExchange, LazyResults, Results
+from aioenvs.faces.rows.inputs import BatchInputs, FamilyInputs
+from aioenvs.faces.rows.tensordicts import DenseResults, LazyResults, Results
+from aioenvs.faces.rows.tensors import BatchTensors, FamilyTensors, placed
 from aioenvs.tensors.device import DeviceBackend, Fence, backend_of, checked_device
 from aioenvs.tensors.step_mdp import NestedKey
 from aioenvs.tensors.transfer import Transfer
@@ -45,65 +47,71 @@ class BatchSpec:
     results: Results
 
 
-@dataclass(frozen=True)
 class EnvSelection:
     """Some envs of a pool, in the order of their batch.
 
+    Args:
+        whole: The session.
+        envs: Which.
+
     Attributes:
-        mask_shapes: Where the masks of a partial reset may be, and the shape of the flags beside each.
+        everything: All of them, as the pool is asked for them.
+        rows: Their rows.
+        inputs: What they are given, on its way there.
+        tensors: What they answer, as tensors.
+        spec: What is known of batches of such envs: signature, masks, how results are assembled.
     """
 
-    whole: Session
-    envs: NDArray[np.intp]
-    everything: Selection
-    exchange: Exchange | LazyExchange
-    signature: Signature
-    mask_shapes: dict[NestedKey, torch.Size]
-    results: Results
-
-    @property
-    def pool(self) -> Pool:
-        """The pool."""
-        return self.whole.pool
+    def __init__(self, whole: Session, envs: tuple[int, ...]) -> None:
+        self.whole = whole
+        self.pool: Pool = whole.pool
+        self.envs: NDArray[np.intp] = np.array(envs, np.intp)
+        self.everything: Selection = self.pool.select(sorted(envs))
+        self.spec = spec = whole.spec_of(envs)
+        self.signature = spec.signature
+        self.mask_shapes = spec.mask_shapes
+        self.results = spec.results
+        self.rows, families = whole.rows_of(envs)
+        self.tensors = BatchTensors(self.rows, families, is_lazy=spec.signature.is_lazy)
+        self.inputs = BatchInputs(self.rows, whole.inputs_of(families), spec.trees, is_lazy=spec.signature.is_lazy)
 
     @property
     def num_seeds(self) -> dict[int, int]:
         """How many seeds of a chain each env uses up, by index, in the order of the batch."""
         return {env: self.pool.metadata[env].num_seeds for env in self.envs.tolist()}
 
-    def rows(self, envs: Collection[int]) -> NDArray[np.intp]:
+    def places(self, envs: Collection[int]) -> NDArray[np.intp]:
         """The rows of the batch in which these envs are, as far as they are in it."""
         return np.flatnonzero(np.isin(self.envs, list(envs)))
 
     def read_step(
-        self, rows: Rows, outcome: Outcome, known: Any, *, maybe_reset: bool, lends: bool = False
+        self,
+        rows: RowIndex,
+        outcome: Outcome,
+        known: Sequence[Values] | None,
+        *,
+        maybe_reset: bool,
+        lends: bool = False,
     ) -> tuple[Any, Any]:
-        """The outcome of a step, and the root for the next one if that is wanted.
+        """Return the outcome of a step, and the root for the next one if that is wanted; see `Rows.step`."""
+        read = self.rows.step(rows, outcome, known, maybe_reset=maybe_reset, lends=lends)
+        return self.tensors.step(*read)
 
-        Args:
-            rows: Which envs were stepped.
-            outcome: What came of the command.
-            known: What was known of them before, where some may be lost.
-            maybe_reset: Whether finished ones were reset.
-            lends: Whether the values may be looked at where they are, as was said when the inputs were written.
-        """
-        exchange = self.exchange
-        following: Any = exchange.step_result(rows, outcome, lends=lends)
-        if outcome.lost:
-            following = exchange.with_losses(following, known, self.rows(outcome.lost), outcome)
-        return following, exchange.root_result(following, outcome, lends=lends) if maybe_reset else None
+    def latest(self) -> Any:
+        """Return the latest values of every env: those after its last step or reset."""
+        return self.tensors.of(ROOT, self.rows.latest())
 
     def fetch(self, td: TensorDictBase, entries: Mapping[str, Any]) -> tuple[dict[Any, torch.Tensor], Fence] | None:
         """Begin to bring those inputs of a step here that are on the device of the results.
 
         Returns:
-            What they will be when the fence has passed, as `Exchange.check_inputs` takes them; None if none is there.
+            What they will be when the fence has passed, as `BatchInputs.check` takes them; None if none is there.
         """
-        crossing, exchange = self.whole.crossing, self.exchange
+        crossing = self.whole.crossing
         if crossing is None:
             return None
         assert crossing.backend is not None
-        there = exchange.elsewhere(td, entries, crossing.backend.holds)
+        there = self.inputs.elsewhere(td, entries, crossing.backend.holds)
         if not there:
             return None
         tensors, fence = crossing.fetch(list(there.values()))
@@ -129,7 +137,7 @@ class EnvSelection:
         transfer = self.whole.crossing
         return results if transfer is None else placed(transfer, *results)
 
-    def select(self, rows: Rows) -> Selection:
+    def select(self, rows: RowIndex) -> Selection:
         """The envs in these rows of the batch."""
         return self.everything if rows is None else self.pool.select(sorted(self.envs[rows].tolist()))
 
@@ -162,24 +170,55 @@ class Session:
         self._waits = non_blocking is False
         backend = self._backend(common_device(pool.metadata) if device is None else device)
         self._share = share_individual_td
-        self._ledgers = [
-            Ledger(family, arrays, buffers, [pool.metadata[env] for env in family.envs])
-            for family, arrays, buffers in zip(pool.families, pool.arrays, pool.buffers, strict=True)
-        ]
-        self._home = {env: ledger for ledger in self._ledgers for env in ledger.family.envs}
+        self._families = [FamilyTensors(*own) for own in zip(pool.families, pool.arrays, pool.buffers, strict=True)]
+        self._home = {env: family for family in self._families for env in family.rows.family.envs}
         firsts: dict[int, int] = {}  # for each env the first that says the same of itself, which it looks like
         self._models = [firsts.setdefault(id(own), env) for env, own in enumerate(pool.metadata)]
-        self.transfer = Transfer(torch.from_numpy(self._ledgers[0].memory), backend, pin_memory, _pinning(pin_memory))
+        self.transfer = Transfer(torch.from_numpy(self._families[0].rows.memory), backend, pin_memory, _pinning(pin_memory))
         self.crossing = self.transfer if backend is not None else None
         pool.fenced = backend is not None
         self._scopes: OrderedDict[tuple[int, ...], EnvSelection] = OrderedDict()
-        self._looks: OrderedDict[tuple[int, ...], BatchSpec] = OrderedDict()
+        self._specs: OrderedDict[tuple[int, ...], BatchSpec] = OrderedDict()
+        self._inputs = self._make_inputs()
         self.everything = self.scope(tuple(range(pool.num_envs)))
-        self.outbox = PendingSteps(pool, reads_at_once=pool.restarts or self.everything.signature.is_lazy)
+        self.outbox = PendingSteps(self)
 
     def scope(self, envs: tuple[int, ...]) -> EnvSelection:
         """Return the selection of these envs, worked out once for each choice of them."""
-        return _remembered(self._scopes, envs, self._scope)
+        return _remembered(self._scopes, envs, lambda chosen: EnvSelection(self, chosen))
+
+    def rows_of(self, envs: Sequence[int]) -> tuple[Rows, list[FamilyTensors]]:
+        """Return the rows of these envs, and what makes tensors of those of each part."""
+        rows = Rows(envs, [family.rows for family in self._families])
+        return rows, [self._home[part.envs[0]] for part in rows.parts]
+
+    def inputs_of(self, families: Sequence[FamilyTensors]) -> list[FamilyInputs]:
+        """Return what is required of the inputs of each of these families."""
+        return [self._inputs[id(family)] for family in families]
+
+    def last_step(self, envs: Sequence[int]) -> tuple[Any, Any]:
+        """Return the outcome of the last step of some envs, which was counted, and the root for the next one."""
+        rows, families = self.rows_of(envs)
+        tensors = BatchTensors(rows, families, is_lazy=self.spec_of(envs).signature.is_lazy)
+        return tensors.step(*rows.last_step())
+
+    def joined(self, envs: Sequence[int], values: Sequence[Any]) -> Any:
+        """Return the values of envs each of which was read alone, as those of a batch."""
+        return self.spec_of(envs).results.joined(values)
+
+    def _make_inputs(self) -> dict[int, FamilyInputs]:
+        """Return what is required of the inputs of each family, by its id."""
+        metadata, ships = self.pool.metadata, self.pool.ships
+        return {
+            id(family): FamilyInputs(
+                family.rows,
+                family.specs,
+                [metadata[env] for env in family.rows.family.envs],
+                self.device,
+                ships=ships,
+            )
+            for family in self._families
+        }
 
     def _backend(self, device: torch.device | DeviceBackend | None) -> DeviceBackend | None:
         """Return the backend that brings results to a device, which is theirs from now on."""
@@ -252,57 +291,31 @@ class Session:
         self.crossing = self.transfer if backend is not None else None
         self.pool.fenced = True  # from now on, since what was begun before may be under way
         self._scopes.clear()
-        self._looks.clear()
+        self._specs.clear()
+        self._inputs = self._make_inputs()
         self.everything = self.scope(tuple(range(self.pool.num_envs)))
 
-    def _scope(self, envs: tuple[int, ...]) -> EnvSelection:
-        indices = np.array(envs, np.intp)
-        look, ships = self.look(envs), self.pool.ships
-        parts = [
-            (places, Exchange(ledger, _members(ledger, indices[places].tolist()), trees, self.device, ships=ships))
-            for (ledger, places), trees in zip(self._families(envs), look.trees, strict=True)
-        ]
-        exchange = LazyExchange(parts) if look.signature.is_lazy else parts[0][1]
-        everything = self.pool.select(sorted(envs))
-        return EnvSelection(self, indices, everything, exchange, look.signature, look.mask_shapes, look.results)
+    def spec_of(self, envs: Sequence[int]) -> BatchSpec:
+        """Return what is known of batches of envs such as these."""
+        return _remembered(self._specs, tuple([self._models[env] for env in envs]), self._spec)
 
-    def look(self, envs: Sequence[int]) -> BatchSpec:
-        """Return the specs of a batch of these envs."""
-        return _remembered(self._looks, tuple(self._models[env] for env in envs), self._look)
-
-    def last_step(self, envs: Sequence[int], look: BatchSpec) -> tuple[Values, Values]:
-        """Return the results of the last step of some envs of one family, and the root for the next one.
-
-        Args:
-            envs: Which envs.
-            look: Of them.
-        """
-        ledger = self._home[envs[0]]
-        return Exchange(ledger, _members(ledger, envs), look.trees[0], self.device).last_step()
-
-    def _look(self, models: tuple[int, ...]) -> BatchSpec:
-        """Return the specs of a batch of envs that look like these."""
-        families = self._families(models)
+    def _spec(self, models: tuple[int, ...]) -> BatchSpec:
+        """Return what is known of a batch of envs that look like these."""
+        homes = [self._home[env] for env in models]
+        families = [family for family in self._families if family in homes]
         metadata = [self.pool.metadata[env] for env in models]
-        signature = Signature.of(metadata, [ledger.family for ledger, _ in families], self.device, self._share)
+        signature = Signature.of(metadata, [family.rows.family for family in families], self.device, self._share)
         index = SpecIndex(signature.output_spec, signature.input_spec)
         groups = zip(index.reset_keys, index.done_keys_groups, strict=True)
         masks = {key: _flag_shape(index, group[0]) for key, group in groups}
-        expanded = [ledger.specs.expand(len(places)) for ledger, places in families]
+        expanded = [family.specs.expand(homes.count(family)) for family in families]
         trees = [region_trees(specs.output_spec, specs.input_spec) for specs in expanded]
         results: Results
         if signature.is_lazy:
-            own = [self._home[env] for env in models]
-            results = LazyResults([each.specs for each in own], [each.trees for each in own], self.device)
+            results = LazyResults([each.specs for each in homes], [each.trees for each in homes], self.device)
         else:
-            results = DenseResults(families[0][0].specs, signature.batch_size, trees[0], self.device)
+            results = DenseResults(families[0].specs, signature.batch_size, trees[0], self.device)
         return BatchSpec(signature, masks, trees, results)
-
-    def _families(self, envs: Sequence[int]) -> list[tuple[Ledger, NDArray[np.intp]]]:
-        """The families that these envs are of, and the places of each in the batch."""
-        homes = [self._home[env] for env in envs]
-        chosen = [ledger for ledger in self._ledgers if ledger in homes]
-        return [(ledger, np.array([place for place, home in enumerate(homes) if home is ledger])) for ledger in chosen]
 
 
 def _pinning(pin_memory: bool | None) -> DeviceBackend | None:
@@ -332,10 +345,3 @@ def _flag_shape(index: SpecIndex, key: NestedKey) -> torch.Size:
     shapes = [_flag_shape(member, key) for member in index.members]
     inner = shapes[0] if len(set(shapes)) == 1 else (-1,) * len(shapes[0])
     return torch.Size([len(shapes), *inner])
-
-
-def _members(ledger: Ledger, envs: Sequence[int]) -> Rows:
-    """The places of these envs in their family; None for all of them, in order."""
-    if tuple(envs) == ledger.family.envs:
-        return None
-    return np.array([ledger.place[env] for env in envs], np.intp)

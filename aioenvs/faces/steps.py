@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.engine.pools.pool import Lease
+from aioenvs.engine.request import Request
 from aioenvs.engine.waiting import Deadline
 from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.errors import AioEnvsError
 from aioenvs.faces.batch_specs import Signature
 from aioenvs.faces.calls import AsyncCalls
-from aioenvs.faces.first_ready import PendingCopy, PendingStep, SentInputs, gathered
+from aioenvs.faces.first_ready import PendingCopy, SentInputs, gathered
 from aioenvs.faces.requests import check_next, check_size, check_unlocked, index_of, named_envs, step_rows
 from aioenvs.faces.session import EnvSelection
 
@@ -48,29 +49,29 @@ class SendRequest:
     """
 
     def __init__(self, scope: EnvSelection, td: TensorDictBase, timeout: float | None) -> None:
-        self._whole = scope.whole
         self._timeout: float | Deadline | None = timeout
-        self._envs = named_envs(td, scope.envs.tolist(), scope.whole.read)
-        self._scope = self._whole.scope(self._envs)
+        envs = named_envs(td, scope.envs.tolist(), scope.whole.read)
+        self._scope = scope.whole.scope(envs)
         self._refuse(td)
         self._sent = SentInputs(td)
         td = self._sent.td
-        exchange: Any = self._scope.exchange
         entries = entries_of(td, self._scope.signature)
         check_next(entries)
         # What is fetched is the copy, since the caller may write to his own as soon as `send` returns.
         fetched, fence = self._scope.fetch(td, entries) or ({}, None)
-        self._inputs: Any = exchange.check_inputs(td, entries, None, fetched, arrived=fence is None or fence.done())
+        arrived = fence is None or fence.done()
+        self._inputs = self._scope.inputs.check(td, entries, None, fetched, arrived=arrived)
         self._arrival: PendingCopy | None = None
-        if fence is not None and not fence.done():
-            self._arrival = PendingCopy(scope.pool, fence, functools.partial(exchange.check_arrived, self._inputs))
+        if fence is not None and not arrived:
+            check = functools.partial(self._scope.inputs.check_arrived, self._inputs)
+            self._arrival = PendingCopy(scope.pool, fence, check)
 
     def _refuse(self, td: TensorDictBase) -> None:
         expected = self._scope.signature.batch_size
         if td.batch_size != expected:
             raise RuntimeError(
-                f"expected a row for each of {len(self._envs)} envs, as 'env_index' names them (all, without it), so "
-                f"the batch size {tuple(expected)}, found {tuple(td.batch_size)}"
+                f"expected a row for each of {len(self._scope.envs)} envs, as 'env_index' names them (all, without "
+                f"it), so the batch size {tuple(expected)}, found {tuple(td.batch_size)}"
             )
         if td.get("_step", None) is not None:
             raise ValueError(
@@ -104,9 +105,8 @@ class SendRequest:
             WorkerDiedError: If the worker of one is dead, unless envs are restarted.
             Exception: If an input cannot be sent. No env was sent anything then, as in all cases before.
         """
-        scopes = [self._whole.scope((env,)) for env in self._envs]
-        lease = self._whole.pool.acquire(self._scope.everything, COMMAND, timeout=self._timeout)
-        self._whole.outbox.send(lease, scopes, self._sent, self._scope.exchange, self._inputs, self._arrival)
+        lease = self._scope.pool.acquire(self._scope.everything, COMMAND, timeout=self._timeout)
+        self._scope.whole.outbox.send(lease, self._scope, self._sent, self._inputs, self._arrival)
 
 
 class AsyncSteps(AsyncCalls):
@@ -196,7 +196,6 @@ class AsyncSteps(AsyncCalls):
     ) -> TensorDictBase | None:
         """Step, put the outcome under `next`, and return the root for the next step."""
         scope = self._running_scope or await self._scope()
-        pool, exchange = scope.pool, scope.exchange
         check_size(td, scope.signature.batch_size)
         entries = entries_of(td, scope.signature)
         check_unlocked(td)
@@ -205,30 +204,27 @@ class AsyncSteps(AsyncCalls):
         chosen = scope.select(rows)
         crossing = scope.whole.crossing
         command = "step_and_maybe_reset" if maybe_reset else "step"
+        request = Request(scope.pool, chosen, command, timeout=timeout)
         fetched: dict[Any, torch.Tensor] = {}
-        limit: float | Deadline | None = timeout
-        if crossing is not None:
-            fetched, limit = await _fetched(scope, td, entries, Lease(chosen, command), timeout)
-        inputs = exchange.check_inputs(td, entries, rows, fetched) if chosen.indices else {}
+        if crossing is not None and (fetching := scope.fetch(td, entries)) is not None:
+            fetched, fence = fetching
+            await request.arrived([fence])
+        inputs = scope.inputs.check(td, entries, rows, fetched) if chosen.indices else []
         lends = rows is None and (not copy or crossing is not None)
         if rows is not None:
-            exchange.check_root(td)
-        lease = await pool.hold(chosen, command, timeout=limit)
-        try:
-            known = exchange.latest() if pool.restarts else None
+            scope.inputs.check_root(td)
+        async with request:
+            known = scope.rows.latest() if scope.pool.restarts else None
             outcome = Outcome()
             if chosen.indices:
-                exchange.decide(rows, lends, maybe_reset)
-                loose = exchange.write_inputs(inputs, rows)  # type: ignore[arg-type]
-                outcome = await pool.step(lease, loose, maybe_reset=maybe_reset)
+                scope.rows.decide(rows, lends, maybe_reset)
+                outcome = await request.step(scope.rows.write(inputs, rows), maybe_reset=maybe_reset)
             following, root = scope.read_step(rows, outcome, known, maybe_reset=maybe_reset, lends=lends)
             if crossing is not None and not outcome.failures:
-                following, root = exchange.place(crossing, following, root)
-        finally:
-            pool.release(lease)
+                following, root = scope.tensors.place(crossing, following, root)
         outcome.raise_failure()
         if crossing is not None:
-            await scope.whole.arrived(lease)
+            await scope.whole.arrived(request.lease)
         if not chosen.indices:
             td.pop("_step")
         if rows is not None:
@@ -326,55 +322,24 @@ class AsyncSteps(AsyncCalls):
         if scope is None:
             raise AioEnvsError(f"{self!r} is not running, so there is nothing to receive")
         whole, deadline = scope.whole, None if timeout is None else Deadline.after(timeout, "timeout")
-        async with whole.outbox.receiving(scope.everything.envs, min_get, max_get, deadline) as tickets:
-            td, after = await self._gathered(tickets, scope, deadline)
-        return td, after, functools.partial(whole.outbox.take, tickets)
+        async with whole.outbox.receiving(scope.everything.envs, min_get, max_get, deadline) as envs:
+            td, after = await self._gathered(envs, scope, deadline)
+        return td, after, functools.partial(whole.outbox.take, envs)
 
     async def _gathered(
-        self, tickets: Sequence[PendingStep], scope: EnvSelection, deadline: Deadline | None
+        self, envs: Sequence[int], scope: EnvSelection, deadline: Deadline | None
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """Return the results of some steps, where results go, and the root for the next one."""
+        """Return the results of the steps of some envs, where results go, and the root for the next one."""
         whole = scope.whole
-        envs = [ticket.env for ticket in tickets]
-        look = whole.look(envs)
-        td = gathered([(ticket.sent, ticket.row) for ticket in tickets])
-        if all(ticket.following is None for ticket in tickets):
-            following, root = whole.last_step(envs, look)
-        else:
-            for ticket in tickets:
-                if ticket.following is None:
-                    alone = (ticket.env,)
-                    ticket.following, ticket.root = whole.last_step(alone, whole.look(alone))
-            following = look.results.joined([ticket.following for ticket in tickets])
-            root = look.results.joined([ticket.root for ticket in tickets])
-        index = index_of(envs, look.signature.batch_size)
+        spec = whole.spec_of(envs)
+        td = gathered(whole.outbox.sent(envs))
+        following, root = whole.outbox.results(envs)
+        index = index_of(envs, spec.signature.batch_size)
         following, root, there = scope.placed(following, root, {"env_index": index})
         whole.transfer.know(there["env_index"], index)
         td.set("env_index", there["env_index"] if td.device in (None, whole.device) else index)
         if whole.crossing is not None:
             await whole.arrived(Lease(whole.pool.select(sorted(envs)), "recv", deadline))
-        after = look.results.after_step(td, entries_of(td, look.signature), following, root)
+        after = spec.results.after_step(td, entries_of(td, spec.signature), following, root)
         assert after is not None
         return td, after
-
-
-async def _fetched(
-    scope: EnvSelection, td: TensorDictBase, entries: Mapping[str, Any], lease: Lease, timeout: float | None
-) -> tuple[dict[Any, torch.Tensor], float | Deadline | None]:
-    """The actions that are on the device, here; and what time is left for the step.
-
-    Args:
-        scope: The envs.
-        td: What the step was given.
-        entries: Its entries.
-        lease: For the step, which does not hold them yet.
-        timeout: How long the step may take.
-    """
-    fetching = scope.fetch(td, entries)
-    if fetching is None:
-        return {}, timeout
-    fetched, fence = fetching
-    await scope.pool.enter_loop(lease.command)
-    deadline = scope.pool.deadline(timeout)
-    await scope.pool.passed([fence], lease._replace(deadline=deadline))
-    return fetched, deadline

@@ -386,6 +386,34 @@ class Pool(ABC):
     ) -> list[PendingOutcome]:
         """Step the envs of several leases, each answered for itself; no command is sent unless all can be."""
 
+    def step_first_ready(
+        self,
+        lease: Lease,
+        inputs: Mapping[int, Objects] | None,
+        deliver: Callable[[Sequence[int], Outcome | BaseException], None],
+    ) -> None:
+        """TEMPORARY."""
+        envs = lease.selection.indices
+        leases = [lease._replace(selection=self.select((env,))) for env in envs]
+        pending = self.step_each(leases, inputs, maybe_reset=True)
+        for env, steps in zip(envs, pending, strict=True):
+            if not self.suspends:
+                from aioenvs.engine.portal import Immediate
+
+                try:
+                    deliver((env,), Immediate().run(steps))
+                except Exception as error:
+                    deliver((env,), error)
+                continue
+
+            def done(task: Any, env: int = env) -> None:
+                if task.cancelled():
+                    deliver((env,), closed_meanwhile({env}))
+                else:
+                    deliver((env,), task.exception() or task.result())
+
+            asyncio.get_running_loop().create_task(steps).add_done_callback(done)
+
     @abstractmethod
     async def perform(self, lease: Lease, calls: Mapping[int, Call]) -> Outcome:
         """Ask each env for something beyond the commands, by index; the outcome's `values` say what came of it."""

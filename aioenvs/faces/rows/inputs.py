@@ -1,347 +1,313 @@
-"""Inputs of a step, checked before anything is sent."""
+"""Inputs of a step or a reset, checked before anything is sent: from a TensorDict to arrays for the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from tensordict import NonTensorData, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from aioenvs.engine.adapters.spaces import integer_range, is_outside
-from aioenvs.errors import SpecMismatchError, shown
-from aioenvs.specs import TensorSpec
-from aioenvs.tensors.storage import array_of, cast_exactly, is_convertible
-from aioenvs.tensors.trees import ABSENT, Key, Parts, Tree, is_loose, nested_key, objects_of, plain
+from aioenvs.engine.adapters.base import CALLERS, ResetArguments
+from aioenvs.engine.adapters.spaces import Objects
+from aioenvs.engine.layout import INPUT, ROOT, EnvMetadata
+from aioenvs.engine.rows import FamilyRows, Part, RowIndex, Rows, Values
+from aioenvs.faces.batch_specs import EnvSpecs
+from aioenvs.faces.rows.leaves import Bounds, EnvsOfFamily, InputLeaf, InputObjects, Place, check_fits
+from aioenvs.specs import NonTensor, TensorSpec
+from aioenvs.tensors.step_mdp import CONTROL
+from aioenvs.tensors.storage import array_of
+from aioenvs.tensors.trees import Key, Tree, non_tensor, objects_of, region_trees
 
-__all__ = ["Bounds", "InputLeaf", "InputObjects", "Inputs", "Place", "Rows", "check_fits", "selector"]
+__all__ = ["BatchInputs", "FamilyInputs"]
 
-Rows = NDArray[np.intp] | None  # None means all of them
-Place = Key | tuple[Key, int]  # of an input of all envs, or of one of them, by its row
-Inputs = dict[Key, Any]  # an array or tensor for all envs, or a list with one value per env
-
-
-class Bounds(NamedTuple):
-    """Between which the integers of some envs must be.
-
-    Attributes:
-        low: The lowest.
-        high: One past the highest.
-        alike: Whether they are those of each env, rather than one for each.
-    """
-
-    low: NDArray[Any]
-    high: NDArray[Any]
-    alike: bool
-
-    @classmethod
-    def of(cls, spaces: Sequence[Any], ndim: int) -> Bounds | None:
-        """Return the bounds of values with so many dims, of envs with these spaces; None where anything goes."""
-        ranges = [None if space is None else integer_range(space) for space in spaces]
-        if any(each is None for each in ranges):
-            return None
-        low, high = (np.stack([np.asarray(each[end]) for each in ranges if each is not None]) for end in (0, 1))
-        if (low == low[0]).all() and (high == high[0]).all():
-            return cls(low[0], high[0], True)
-        low, high = (each.reshape(len(spaces), *each.shape[1:], *[1] * (ndim - each.ndim + 1)) for each in (low, high))
-        return cls(low, high, False)
-
-    def select(self, members: Rows) -> Bounds:
-        """Return the bounds of some of the envs."""
-        return self if self.alike or members is None else Bounds(self.low[members], self.high[members], False)
+HIDDEN = CONTROL | {"env_index"}  # what of a caller's root is not about the env
 
 
-class InputLeaf:
-    """The requirements of one input, worked out once.
+class FamilyInputs:
+    """The requirements of all inputs of the envs of a family.
 
     Args:
-        key: Its path.
-        kind: Whether it is an "action" or a "state".
-        envs: The envs of the batch.
-        spec: What it must be for one env.
-        tree: Where it is in a TensorDict of the batch.
-        bounds: Between which its integers must be, of these envs; None where anything goes.
-        target: The array that it goes to; None if it travels as an object.
-        device: From where it may come, besides the CPU.
-        free: Whether it may be missing, or of another form: it is then brought into that of the array, or, without one,
-            goes as it is.
+        own: The family's rows.
+        specs: Of one of its envs.
+        metadata: What each of its envs says of itself.
+        device: From where inputs may come, besides the CPU.
+        ships: Whether inputs without a place in the block are sent to another process, rather than handed over.
     """
 
     def __init__(
         self,
-        key: Key,
-        kind: str,
-        envs: Sequence[int],
-        spec: TensorSpec,
-        tree: Tree,
-        bounds: Bounds | None,
-        target: NDArray[Any] | None,
+        own: FamilyRows,
+        specs: EnvSpecs,
+        metadata: Sequence[EnvMetadata],
         device: torch.device | None,
         *,
-        free: bool = False,
+        ships: bool,
     ) -> None:
-        self.key = key
-        self.free = free
-        self._kind = kind
-        self._tree = tree
-        self._name = key[0] if len(key) == 1 else ""
-        self._varies = -1 in spec.shape
-        self._envs = envs
-        self._shape = torch.Size([len(envs), *spec.shape])
-        self._dtype = spec.dtype
-        self._device = device
-        self._target = None if target is None else target.dtype
-        self._native = target is not None and torch.from_numpy(np.zeros(0, target.dtype)).dtype is spec.dtype
-        self._bounds = bounds
+        trees = region_trees(specs.output_spec, specs.input_spec)
+        self.leaves = {region: trees[region].leaves for region in (INPUT, ROOT)}
+        self.shows_root = own.family.metadata.shows_root
+        self._spaces = [copy.deepcopy(each.specs.get("action", {})) for each in metadata]
+        states = Tree.of(specs.full("state")).leaves
+        self.fixed = [
+            InputLeaf(
+                key,
+                "state" if key in states else "action",
+                spec,
+                Bounds.of([each.get(key) for each in self._spaces], len(spec.shape)),
+                own.inputs.get(key),
+                device,
+                free=key in own.free_states,
+                ships=ships,
+            )
+            for key, spec in self.leaves[INPUT].items()
+            if not isinstance(spec, NonTensor)
+        ]
+        self.objects = [
+            InputObjects(key, [each.get(key) for each in self._spaces], free=key in own.free_states)
+            for key, spec in self.leaves[INPUT].items()
+            if isinstance(spec, NonTensor)
+        ]
 
-    def given(self, td: TensorDictBase, entries: Mapping[str, Any], *, objects: bool) -> dict[Place, Any]:
-        """Return the given value, whatever it is.
+    def random_objects(self, part: Part) -> list[Objects]:
+        """For each env of a part samples of its action spaces without a fixed shape; see `BatchInputs`."""
+        members = range(len(self._spaces)) if part.members is None else part.members.tolist()
+        sampled: list[Objects] = [{} for _ in members]
+        for each in self.objects:
+            depth = self.leaves[INPUT][each.key].ndim
+            for own, place in zip(sampled, members, strict=True):
+                spaces = self._spaces[place]
+                if each.key in spaces:
+                    spaces[each.key].seed(int(torch.randint(2**31, ())))
+                    own[each.key] = non_tensor(spaces[each.key].sample(), depth)
+        return sampled
 
-        Args:
-            td: What the step was given.
-            entries: Its entries.
-            objects: Whether that is wanted, too, which has no place in the block.
-        """
-        if self._target is None and not objects:
-            return {}
-        if self._varies:
-            return {(self.key, row): self._tree.get(part, self.key) for row, part in enumerate(td.unbind(0))}
-        value = entries.get(self._name)
-        return {self.key: self._tree.get(td, self.key) if value is None else value}
+
+class _PartInputs:
+    """The inputs of those envs of a batch that are of one family.
+
+    Args:
+        family: What is required of them.
+        part: Their rows.
+        trees: Where the leaves of each region are in a TensorDict of theirs.
+    """
+
+    def __init__(self, family: FamilyInputs, part: Part, trees: Mapping[str, Tree]) -> None:
+        self.family = family
+        self._part = part
+        self._trees = trees
+        self._batch = EnvsOfFamily(part.envs, part.members, trees[INPUT])
+
+    def given(self, td: TensorDictBase, entries: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
+        for leaf in self.family.fixed:
+            yield from leaf.given(self._batch, td, entries).items()
 
     def check(
         self,
         td: TensorDictBase,
         entries: Mapping[str, Any],
-        rows: Rows,
-        fetched: Mapping[Any, torch.Tensor] = {},
-        *,
-        arrived: bool = True,
-    ) -> Any:
-        """The value for all envs: an array if it has a place in the block, else a tensor, or a list of them.
+        rows: RowIndex,
+        fetched: Mapping[Any, torch.Tensor],
+        arrived: bool,
+    ) -> Values:
+        batch, family = self._batch, self.family
+        values: Values = {leaf.key: leaf.check(batch, td, entries, rows, fetched, arrived) for leaf in family.fixed}
+        for each in family.objects:
+            values[each.key] = each.check(batch, td, rows)
+        if family.shows_root:
+            values[CALLERS] = _roots(td)
+        return values
+
+    def check_arrived(self, values: Values) -> None:
+        for leaf in self.family.fixed:
+            leaf.check_arrived(self._batch, values[leaf.key])
+
+    def check_root(self, td: TensorDictBase) -> None:
+        own = self._part.own
+        for region in (ROOT, INPUT) if own.family.metadata.takes_root else (ROOT,):
+            leaves = self.family.leaves[region]
+            if region == INPUT and own.free_states:
+                leaves = {key: spec for key, spec in leaves.items() if key not in own.free_states}
+            check_fits(td, self._trees[region], leaves, len(self._batch.envs), whole=region == INPUT)
+
+    def store(
+        self, td: TensorDictBase, rows: RowIndex, masks: Mapping[Key, torch.Tensor], latest: Callable[[], Values]
+    ) -> dict[int, ResetArguments]:
+        own, envs = self._part.own, self._batch.envs
+        if not own.family.metadata.takes_root:
+            return {}
+        targets = self._part.targets(rows)
+        # An env of which only a part is reset needs to know what the rest of it has.
+        in_parts = any(mask[0].numel() > 1 and not mask.all() for mask in masks.values())
+        former = latest() if in_parts else {}
+        kept: list[Key] = []
+        loose: Objects = {}
+        for region in (INPUT, ROOT):
+            for key, spec in self.family.leaves[region].items():
+                if key in kept or key in loose:
+                    continue
+                value = self._known(td, region, key, spec)
+                if region == INPUT and key in own.free_states and not self._fits(value, spec):
+                    continue
+                if value is None and region == ROOT:
+                    value = former.get(key)
+                if value is None:
+                    continue
+                if key in (own.inputs if region == INPUT else own.halves[0][region]):
+                    array = array_of(value) if isinstance(value, torch.Tensor) else value
+                    own.store(region, key, targets, array if rows is None else array[rows])
+                    kept.append(key)
+                else:
+                    loose[key] = value
+        loose.update(masks)
+        return {
+            envs[row]: ResetArguments({}, tuple(kept), {key: value[row] for key, value in loose.items()})
+            for row in self._batch.asked(rows)
+        }
+
+    def _fits(self, value: Any, spec: TensorSpec) -> bool:
+        """Whether a value of all envs can be kept as it is; objects, and what varies, can in any case."""
+        if isinstance(spec, NonTensor) or -1 in spec.shape:
+            return True
+        form = torch.Size([len(self._batch.envs), *spec.shape]), spec.dtype
+        return isinstance(value, torch.Tensor) and (value.shape, value.dtype) == form
+
+    def _known(self, td: TensorDictBase, region: str, key: Key, spec: TensorSpec) -> Any:
+        """Return a caller's values of all envs at a key; a list where sizes vary, None where one has nothing."""
+        tree = self._trees[region]
+        if -1 in spec.shape:
+            return tree.get_each(td, key)
+        return objects_of(tree, td, key) if isinstance(spec, NonTensor) else tree.get(td, key)
+
+
+class BatchInputs:
+    """The inputs of a batch of envs, brought to the form in which `Rows` takes them.
+
+    Args:
+        rows: The rows of the envs.
+        families: What is required of the inputs of each part.
+        trees: Where the leaves are, in a TensorDict of each part.
+        is_lazy: Whether the TensorDicts of the batch are lazy stacks.
+    """
+
+    def __init__(
+        self, rows: Rows, families: Sequence[FamilyInputs], trees: Sequence[Mapping[str, Tree]], *, is_lazy: bool
+    ) -> None:
+        self._rows = rows
+        self._is_lazy = is_lazy
+        parts = zip(families, rows.parts, trees, strict=True)
+        self._parts = [_PartInputs(family, part, own) for family, part, own in parts]
+
+    def _split(self, td: TensorDictBase, entries: Mapping[str, Any]) -> Sequence[tuple[TensorDictBase, Any]]:
+        """Each part's share of a TensorDict, and its entries as far as they can be had as a whole."""
+        if not self._is_lazy:
+            return [(td, entries)]
+        own = td.unbind(0)
+        places = (part.places.tolist() for part in self._rows.parts)
+        return [(LazyStackedTensorDict(*[own[place] for place in each], stack_dim=0), {}) for each in places]
+
+    def elsewhere(
+        self, td: TensorDictBase, entries: Mapping[str, Any], holds: Callable[[torch.Tensor], bool]
+    ) -> dict[Any, torch.Tensor]:
+        """The inputs that a device holds and the host has to have, by the number of the part and their place in it.
 
         Args:
             td: What the step was given.
             entries: Its entries.
-            rows: Which envs are to step.
-            fetched: What was elsewhere, by what `given` calls it.
-            arrived: Whether that is here; else it is only looked at by `check_arrived`.
-
-        Raises:
-            SpecMismatchError: If it is missing, or has the wrong shape, dtype, device or range.
+            holds: Whether the device has a tensor.
         """
-        if self.free:
-            return self._check_free(td, fetched)
-        if self._varies:
-            asked = range(len(self._envs)) if rows is None else rows.tolist()
-            return [
-                self._check_one(part, fetched.get((self.key, row))) if row in asked else None
-                for row, part in enumerate(td.unbind(0))
-            ]
-        own = fetched.get(self.key) if fetched else None
-        value = entries.get(self._name) if own is None else own
-        if value is None:
-            value = self._tree.get(td, self.key)
-        if not isinstance(value, torch.Tensor):
-            raise missing(td, self.key, value, self._kind)
-        if value.shape != self._shape:
-            raise self._mismatch(f"shape {tuple(self._shape)}", f"shape {tuple(value.shape)}")
-        if value.dtype is not self._dtype:
-            if own is not None and not arrived and self._target is not None and is_convertible(value, self._dtype):
-                return array_of(value)  # which changes as it is stored, once `check_arrived` has looked at it
-            value = self._converted(value, rows)
-        if self._target is None:
-            return value
-        if not value.is_cpu:
-            value = self._fetched(value)
-        if not self._native:
-            return array_of(value)
-        if value.requires_grad or value.is_neg() or value.is_conj():
-            return array_of(value)  # integers, which alone have bounds, are none of these
-        array: NDArray[Any] = value.numpy()
-        if self._bounds is not None and array.size and (arrived or own is None):
-            self._check_range(array, self._bounds, rows)
-        return array
+        return {
+            (number, place): value
+            for number, (part, own) in enumerate(zip(self._parts, self._split(td, entries), strict=True))
+            for place, value in part.given(*own)
+            if isinstance(value, torch.Tensor) and holds(value)
+        }
 
-    def check_arrived(self, value: Any) -> None:
-        """Check what could not be looked at before, of all envs.
-
-        Args:
-            value: What `check` returned.
-
-        Raises:
-            SpecMismatchError: If it has the wrong range, or numbers of another dtype that are not whole.
-        """
-        if isinstance(value, np.ndarray) and value.dtype != self._target:
-            value = array_of(self._converted(torch.from_numpy(value)))
-        if self._bounds is not None and isinstance(value, np.ndarray) and value.size:
-            self._check_range(value, self._bounds, None)
-
-    def _check_free(self, td: TensorDictBase, fetched: Mapping[Any, torch.Tensor]) -> Any:
-        """The value of a free input for all envs, as far as there is one."""
-        if self._varies:
-            parts = enumerate(td.unbind(0))
-            return [fetched.get((self.key, row), self._tree.get(part, self.key)) for row, part in parts]
-        value = fetched.get(self.key, self._tree.get(td, self.key))
-        if value is None or self._target is None:
-            return value
-        try:
-            return array_of(torch.broadcast_to(value.detach().to("cpu", self._dtype), self._shape))
-        except (AttributeError, RuntimeError) as error:
-            expected = f"a tensor that can be broadcast to shape {tuple(self._shape)}"
-            raise self._mismatch(expected, _found(value)) from error
-
-    def _check_one(self, td: TensorDictBase, fetched: torch.Tensor | None) -> Any:
-        value = self._tree.get(td, self.key) if fetched is None else fetched
-        if value is ABSENT or isinstance(value, Parts):
-            return value
-        if not isinstance(value, torch.Tensor):
-            raise missing(td, self.key, value, self._kind)
-        sizes = zip(self._shape[1:], value.shape, strict=False)
-        if value.ndim != len(self._shape) - 1 or any(a not in (b, -1) for a, b in sizes):
-            expected = f"{self._dtype} of shape {tuple(self._shape[1:])}"
-            raise self._mismatch(expected, f"{value.dtype} of shape {tuple(value.shape)}")
-        return value if value.dtype is self._dtype else self._converted(value)
-
-    def _converted(self, value: torch.Tensor, rows: Rows = None) -> torch.Tensor:
-        """The value in the dtype of the spec, if no number in these rows changes by it, as that of 1.0 for 1."""
-        if cast_exactly(value if rows is None else value[rows], self._dtype) is None:
-            raise self._mismatch(f"dtype {self._dtype}", f"dtype {value.dtype}")
-        return value.detach().to(self._dtype)
-
-    def _mismatch(self, expected: str, found: str) -> SpecMismatchError:
-        return mismatch(self.key, expected, found, self._kind)
-
-    def _fetched(self, value: torch.Tensor) -> torch.Tensor:
-        if self._device is None or self._device.type != value.device.type:
-            raise self._mismatch(f"a tensor on {self._device or 'the cpu'}", f"one on {value.device}")
-        return value.cpu()
-
-    def _check_range(self, array: NDArray[Any], bounds: Bounds, rows: Rows) -> None:
-        low, high, _ = bounds
-        if array.size == 1 and low.item() <= array.item() < high.item():
-            return  # in a fifth of the time
-        outside = (array < low) | (array >= high)
-        if not np.count_nonzero(outside):
-            return
-        wrong = np.unique(np.argwhere(outside)[:, 0])
-        for row in wrong if rows is None else np.intersect1d(wrong, rows):
-            lowest, highest = (_told(np.broadcast_to(bound, array.shape)[row]) for bound in (low, high - 1))
-            raise self._mismatch(f"integers from {lowest} to {highest}", f"{array[row]} for env {self._envs[row]}")
-
-
-class InputObjects:
-    """The requirements of one input that travels as an object of each env, worked out once.
-
-    Args:
-        key: Its path.
-        envs: The envs of the batch.
-        tree: Where it is in a TensorDict of the batch.
-        spaces: The space of each env; None where anything goes.
-        free: Whether they may be missing.
-    """
-
-    def __init__(self, key: Key, envs: Sequence[int], tree: Tree, spaces: Sequence[Any], *, free: bool = False) -> None:
-        self.key = key
-        self._free = free
-        self._envs = envs
-        self._tree = tree
-        self._spaces = spaces
-
-    def check(self, td: TensorDictBase, rows: Rows) -> list[Any] | None:
-        """The objects, one for each env; None if they are missing and may be.
+    def check(
+        self,
+        td: TensorDictBase,
+        entries: Mapping[str, Any],
+        rows: RowIndex,
+        fetched: Mapping[Any, torch.Tensor] = {},
+        *,
+        arrived: bool = True,
+    ) -> list[Values]:
+        """The whole batch of inputs, checked; nothing is written yet.
 
         Args:
             td: What the step was given.
-            rows: Which envs are to step.
+            entries: Its entries.
+            rows: Which envs are to step; what the others' values are does not matter.
+            fetched: Those of them that were `elsewhere`.
+            arrived: Whether these are here; else `check_arrived` is to be called when they are.
 
         Raises:
-            SpecMismatchError: If they are missing, or of another number, or one is outside of its space.
+            SpecMismatchError: If a key is missing, or a value has the wrong shape, dtype, device or range.
         """
-        tree, count = self._tree, len(self._envs)
-        value = tree.get(td, self.key) if tree.is_direct(self.key) else objects_of(tree, td, self.key)
-        if value is None and self._free:
-            return None
-        if value is None:
-            raise missing(td, self.key, value)
-        shared = value.data if isinstance(value, NonTensorData) else None
-        if isinstance(value, torch.Tensor) or (isinstance(shared, tuple | np.ndarray) and len(shared) == count):
-            found = value if shared is None else shared
-            expected = f"{count} objects, one per env, as NonTensorStack(*objects)"
-            raise mismatch(self.key, expected, f"the {type(found).__name__} {shown(found)}")
-        objects = value if isinstance(value, list) else plain(value)
-        if not isinstance(objects, list) or len(objects) != count:
-            raise mismatch(self.key, f"{count} values, one per env", shown(objects))
-        for row in range(count) if rows is None else rows.tolist():
-            if objects[row] is not ABSENT and is_outside(self._spaces[row], objects[row]):
-                found = f"{shown(objects[row])} for env {self._envs[row]}"
-                raise mismatch(self.key, f"a value of {self._spaces[row]}", found)
-        return objects
+        shares: list[dict[Any, torch.Tensor]] = [{} for _ in self._parts]
+        for (number, place), value in fetched.items():
+            shares[number][place] = value
+        if not self._is_lazy:
+            return [self._parts[0].check(td, entries, rows, shares[0], arrived)]
+        found = zip(self._parts, self._split(td, entries), self._rows.local(rows), shares, strict=True)
+        return [part.check(*own, local, share, arrived) for part, own, (_, local), share in found]
+
+    def check_arrived(self, values: Sequence[Values]) -> None:
+        """Check what of inputs could not be looked at before, for all envs.
+
+        Raises:
+            SpecMismatchError: If a value has the wrong range.
+        """
+        for part, own in zip(self._parts, values, strict=True):
+            part.check_arrived(own)
+
+    def check_root(self, td: TensorDictBase) -> None:
+        """Refuse root entries that rows which are not asked could not keep, or envs that are reset could not take.
+
+        Raises:
+            SpecMismatchError: If one has another kind, shape or dtype than the envs' own.
+        """
+        for part, (own, _) in zip(self._parts, self._split(td, {}), strict=True):
+            part.check_root(own)
+
+    def store(
+        self, td: TensorDictBase, rows: RowIndex, masks: Mapping[Key, torch.Tensor], latest: Callable[[int], Values]
+    ) -> dict[int, ResetArguments]:
+        """Store what a caller knows of envs that will be reset, where they ask for it.
+
+        Args:
+            td: What the reset was given.
+            rows: Which envs are reset.
+            masks: Which of their parts are, if not all.
+            latest: The latest values of all envs of a part, by its number.
+
+        Returns:
+            What cannot be stored, by env.
+        """
+        found: dict[int, ResetArguments] = {}
+        splits = zip(self._parts, self._split(td, {}), self._rows.local(rows), strict=True)
+        for number, (part, (own, _), (of, local)) in enumerate(splits):
+            shares = {key: mask[of.places] for key, mask in masks.items()} if self._is_lazy else masks
+            found |= part.store(own, local, shares, lambda number=number: latest(number))  # type: ignore[misc]
+        return found
+
+    def random_objects(self) -> list[Objects]:
+        """For each env samples of its action spaces without a fixed shape, from generators seeded by torch's.
+
+        They are non-tensor data, as TensorDicts of one env have them.
+        """
+        parts = zip(self._parts, self._rows.parts, strict=True)
+        return self._rows.joined([own.family.random_objects(part) for own, part in parts])
 
 
-def _found(value: Any) -> str:
-    return f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-def _told(bounds: NDArray[Any]) -> Any:
-    """Bounds for a message: one number where it is the same everywhere."""
-    return bounds.flat[0] if (bounds == bounds.flat[0]).all() else bounds
-
-
-def selector(members: Rows) -> Any:
-    """Return the index of these rows, a slice where they follow each other."""
-    if members is None:
-        return slice(None)
-    first, last = int(members[0]), int(members[-1])
-    if len(members) == 1 or (last - first == len(members) - 1 and (np.diff(members) == 1).all()):
-        return slice(first, last + 1)
-    return members
-
-
-def check_fits(
-    td: TensorDictBase, tree: Tree, leaves: Mapping[Key, TensorSpec], count: int, *, whole: bool = False
-) -> None:
-    """Refuse entries for a region that its rows could not keep; those that are missing are no matter.
-
-    Args:
-        td: What was given.
-        tree: Where the leaves are in it.
-        leaves: What each must be for one env.
-        count: How many envs there are.
-        whole: Whether another dtype will do if no number changes by it, as in a step.
-
-    Raises:
-        SpecMismatchError: If one has another kind, shape or dtype.
-    """
-    for key, spec in leaves.items():
-        if is_loose(spec):
-            continue
-        value = tree.get(td, key)
-        if value is None:
-            continue
-        expected = _form(spec.dtype, (count, *spec.shape))
-        found = _form(value.dtype, value.shape) if isinstance(value, torch.Tensor) else None
-        if found is None:
-            raise SpecMismatchError(f"{nested_key(key)!r}: expected {expected}, found {type(value).__name__}")
-        if found == expected:
-            continue
-        if not whole or value.shape != (count, *spec.shape) or cast_exactly(value, spec.dtype) is None:
-            raise SpecMismatchError(f"{nested_key(key)!r}: expected {expected}, found {found}; no env was asked")
-
-
-def _form(dtype: Any, shape: Sequence[int]) -> str:
-    return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
-
-
-def missing(td: TensorDictBase, key: Key, value: Any, kind: str = "action") -> SpecMismatchError:
-    """The error for an input that is not there, or not a tensor."""
-    found = f"the keys {sorted(map(str, td.keys(True, True)))!r}" if value is None else type(value).__name__
-    source = "rand_action(td) would set" if kind == "action" else "a reset or the step before gives"
-    return mismatch(key, f"a value for every env, as {source}", found, kind)
-
-
-def mismatch(key: Key, expected: str, found: str, kind: str = "action") -> SpecMismatchError:
-    """The error for an input that does not fit."""
-    return SpecMismatchError(f"{kind} {nested_key(key)!r}: expected {expected}, found {found}; no env was stepped")
+def _roots(td: TensorDictBase) -> Sequence[Any]:
+    """For each env the root that the caller has of it: a plain dict where there are but tensors, which is quicker."""
+    own = {name: value for name, value in td.items() if name not in HIDDEN} if type(td) is TensorDict else {}
+    if own and all(type(value) is torch.Tensor for value in own.values()):
+        return [
+            dict(zip(own, row, strict=True)) for row in zip(*(value.unbind(0) for value in own.values()), strict=True)
+        ]
+    hidden = HIDDEN.intersection(td.keys())
+    roots: Sequence[Any] = (td.exclude(*hidden) if hidden else td).unbind(0)
+    return roots

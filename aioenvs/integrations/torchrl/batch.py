@@ -207,7 +207,7 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
         scope = self._envs._env._running_scope
         if scope is None:
             raise RuntimeError(f"{self!r} is closed; start() comes first")
-        latest: TensorDictBase = scope.results.after_reset(None, None, scope.exchange.latest())
+        latest: TensorDictBase = scope.results.after_reset(None, None, scope.latest())
         return latest
 
     def __repr__(self) -> str:
