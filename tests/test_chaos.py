@@ -17,9 +17,8 @@ from aioenvs.engine.double_buffer import DoubleBuffer
 from aioenvs.engine.pools.channel import SocketChannel
 from aioenvs.engine.pools.restart_policy import RestartingPool
 from aioenvs.engine.pools.thread_host import ThreadPool
+from aioenvs.engine.rows import Part
 from aioenvs.faces.first_ready import PendingSteps
-from aioenvs.faces.rows.exchange import Exchange
-from aioenvs.faces.rows.reader import Reader
 from aioenvs.faces.session import Session
 
 pytestmark = pytest.mark.slow
@@ -104,7 +103,7 @@ def test_a_reply_that_comes_late_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_results_that_are_not_copies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Reader, "copy", lambda self, region: {k: v[...] for k, v in self._ledger.halves[0][region].items()}
+        Part, "_copy", lambda self, region: {k: v[...] for k, v in self.own.halves[0][region].items()}
     )
     with pytest.raises((Mismatch, RuntimeError, IndexError, ValueError, AssertionError)):
         go(1, 2000, PLAIN)
@@ -117,11 +116,11 @@ def test_a_loss_that_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_another_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def values(self: Exchange, region: str, arrays: Any) -> Any:
+    def values(self: Part, region: str, arrays: Any) -> Any:
         return {key: value + (key == ("reward",)) for key, value in genuine(self, region, arrays).items()}
 
-    genuine = Exchange._values
-    monkeypatch.setattr(Exchange, "_values", values)
+    genuine = Part._with_objects
+    monkeypatch.setattr(Part, "_with_objects", values)
     with pytest.raises(Mismatch, match="the reward for") as caught:
         go(1, 100, PLAIN)
     assert any(note.startswith("seed 1, round 0: Options(") for note in caught.value.__notes__)
@@ -133,9 +132,7 @@ def test_a_recv_that_loses_something_when_it_is_cancelled_is_found(monkeypatch: 
         try:
             await genuine(self, waiter, deadline)
         except asyncio.CancelledError:
-            for ticket in list(self._settled.values()):
-                del self._settled[ticket.env], self._sent[ticket.env]
-                self._pool.release(ticket.lease)
+            self.take(list(self._settled))
             raise
 
     genuine = PendingSteps._wait
@@ -145,8 +142,8 @@ def test_a_recv_that_loses_something_when_it_is_cancelled_is_found(monkeypatch: 
 
 
 def test_a_result_of_another_env_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def last_step(self: Session, envs: Any, look: Any) -> Any:
-        return genuine(self, envs[::-1], look)
+    def last_step(self: Session, envs: Any) -> Any:
+        return genuine(self, envs[::-1])
 
     genuine = Session.last_step
     monkeypatch.setattr(Session, "last_step", last_step)

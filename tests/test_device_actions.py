@@ -233,7 +233,7 @@ async def test_the_envs_of_a_plain_send_are_at_work_when_it_returns(face: Face, 
         copy.release()
         await sending
         assert env.outstanding == (0, 1)
-        assert not any(ticket.waits for ticket in env._env._running.outbox._sent.values())
+        assert not env._env._running.outbox._tasks
         backend.release()
         assert sorted(totals((await face.call(env.recv, 2))[0])) == [[1, 3], [1, 4]]
 

@@ -326,11 +326,11 @@ def test_what_ctrl_c_kept_from_being_returned_is_received_later(make: Any, monke
         assert sorted(td["next", "observation"].tolist()) == [[0, 1, 1, 1], [1, 1, 1, 2]]
 
 
-@pytest.mark.parametrize("name", ["PendingStep", "Immediate"])
-def test_ctrl_c_while_a_serial_env_sends_leaves_it_usable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("target", "name"), [(outbox, "_Send"), (outbox.PendingSteps, "_settle")])
+def test_ctrl_c_while_a_serial_env_sends_leaves_it_usable(target: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with SerialEnv(3, CountingEnv, create_env_kwargs=numbered(3)) as env:
         env.reset()
-        interrupting(outbox, name, monkeypatch)
+        interrupting(target, name, monkeypatch)
         with pytest.raises(KeyboardInterrupt):
             env.send(acting([1, 2, 3]))
         if env.outstanding:

@@ -273,12 +273,9 @@ class PendingSteps:
             Exception: If an input cannot be sent; nothing was sent then, and the lease has ended.
         """
         envs = scope.rows.envs
-        lease = lease._replace(command="send")
-        send = _Send(scope, lease, sent, {env: row for row, env in enumerate(envs)})
-        before = {env: entry for env in envs if (entry := self._sent.get(env)) is not None}
-        assert not before, "an env that is sent a step twice"
-        self._sent.update(dict.fromkeys(envs, send))
         try:
+            send = _Send(scope, lease._replace(command="send"), sent, {env: row for row, env in enumerate(envs)})
+            self._sent.update(dict.fromkeys(envs, send))
             if lease.waits or arrival is not None:
                 self._send_later(send, inputs, arrival)
             else:
@@ -286,7 +283,7 @@ class PendingSteps:
         except BaseException:  # an interrupt, too
             waiting = {env for own in self._tasks.values() for env in own}
             for env in lease.selection.envs - waiting - self._settled.keys():
-                del self._sent[env]
+                self._sent.pop(env, None)
                 self._pool.states.release({env})
             raise
 

@@ -396,15 +396,21 @@ class Pool(ABC):
         envs = lease.selection.indices
         leases = [lease._replace(selection=self.select((env,))) for env in envs]
         pending = self.step_each(leases, inputs, maybe_reset=True)
-        for env, steps in zip(envs, pending, strict=True):
-            if not self.suspends:
-                from aioenvs.engine.portal import Immediate
+        if not self.suspends:
+            from aioenvs.engine.portal import Immediate
 
-                try:
-                    deliver((env,), Immediate().run(steps))
-                except Exception as error:
-                    deliver((env,), error)
-                continue
+            try:
+                for env, steps in zip(envs, pending, strict=True):
+                    try:
+                        outcome: Any = Immediate().run(steps)
+                    except Exception as error:
+                        outcome = error
+                    deliver((env,), outcome)
+            finally:
+                for steps in pending:
+                    steps.close()
+            return
+        for env, steps in zip(envs, pending, strict=True):
 
             def done(task: Any, env: int = env) -> None:
                 if task.cancelled():
