@@ -33,7 +33,7 @@ class Request:
         lease: On the envs, once they are held.
     """
 
-    __slots__ = ("_command", "_pool", "_replacing", "_timeout", "lease", "selection")
+    __slots__ = ("_asked", "_command", "_pool", "_replacing", "_timeout", "lease", "selection")
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Request:
         self._command = command
         self._timeout = timeout
         self._replacing = replacing
-        self.lease = Lease(selection, command)
+        self.lease = self._asked = Lease(selection, command)
 
     async def arrived(self, fences: Sequence[Fence]) -> None:
         """Wait for copies of what is to be written, before the envs are held; that counts as time of the request.
@@ -63,9 +63,8 @@ class Request:
 
     async def __aenter__(self) -> Request:
         """Hold the envs, and wait until none of them owes a reply to an earlier caller; errors are those of `hold`."""
-        self.lease = await self._pool.hold(
-            self.selection, self._command, replacing=self._replacing, timeout=self._timeout
-        )
+        lease = self._pool.hold(self.selection, self._command, replacing=self._replacing, timeout=self._timeout)
+        self.lease = self._asked = await lease
         return self
 
     async def __aexit__(
@@ -73,26 +72,25 @@ class Request:
     ) -> None:
         self._pool.release(self.lease)
 
-    def narrowed(self, selection: Selection) -> Lease:
-        """Return the lease for some of the envs, which alone are asked."""
-        return self.lease._replace(selection=selection)
+    def narrow(self, selection: Selection) -> None:
+        """Ask some of the envs only; all of them stay held."""
+        self._asked = self.lease._replace(selection=selection)
 
     def step(self, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> PendingOutcome:
         """Step the envs with what was written, and with inputs that have no place there, by env."""
-        return self._pool.step(self.lease, inputs, maybe_reset=maybe_reset)
+        return self._pool.step(self._asked, inputs, maybe_reset=maybe_reset)
 
     async def reset(self, arguments: Mapping[int, ResetArguments]) -> Outcome:
         """Reset the envs with these arguments, by env; where there are none, with none."""
-        return await self._pool.reset(self.lease, arguments)
+        return await self._pool.reset(self._asked, arguments)
 
     async def seed(self, seeds: Mapping[int, int]) -> Outcome:
         """Give each env its seed for its next reset."""
-        return await self._pool.seed(self.lease, seeds)
+        return await self._pool.seed(self._asked, seeds)
 
     async def perform(self, calls: Mapping[int, Call]) -> Outcome:
         """Ask these envs for something beyond the commands; the outcome's `values` say what came of it."""
-        lease = self.lease
-        if len(calls) < len(lease.selection.indices):
-            lease = self.narrowed(self._pool.select(sorted(calls)))
-        return await self._pool.perform(lease, calls)
+        if len(calls) < len(self._asked.selection.indices):
+            self.narrow(self._pool.select(sorted(calls)))
+        return await self._pool.perform(self._asked, calls)
 

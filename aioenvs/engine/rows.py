@@ -1,13 +1,13 @@
 """The rows of envs: written with what they are to do, read where each has its latest values, counted. Pure: numpy only.
 
 A batch is a list of parts, one for each family of its envs; where all are of one family, a list of one. What leaves
-here does not look into the shared block, unless it is lent: a whole region is copied once, as bytes, and its arrays are
-views of that copy; some rows are copied leaf by leaf. What travels as an object comes as it is.
+here does not look into the shared block, unless it is lent: it is copied leaf by leaf, which is quicker than one copy of
+a region and views of that, and keeps no memory for a leaf but its own. What travels as an object comes as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -107,11 +107,6 @@ class FamilyRows:
         self._rounds = 0  # steps of all of them together, which are counted apart from the others
         self._steps = np.zeros(len(family.envs), np.int64)
         self._episodes = np.zeros(len(family.envs), np.int64)
-        self._runs = [{region: _Run(self, half, region) for region in (NEXT, ROOT)} for half in range(len(HALVES))]
-
-    def copy_all(self, region: str, half: int) -> Arrays:
-        """Return a region of a half, copied as one run of bytes."""
-        return self._runs[half][region].copy()
 
     def store(self, region: str, key: Key, targets: Any, values: NDArray[Any]) -> None:
         """Write rows of a region; of an output, to the half in which the env itself writes next."""
@@ -171,22 +166,6 @@ class FamilyRows:
     def counts(self, places: Any) -> tuple[list[int], list[int]]:
         """How many steps came back from each of these envs, and how many of them ended an episode."""
         return (self._steps[places] + self._rounds).tolist(), self._episodes[places].tolist()
-
-
-class _Run:
-    """A region of one half, copied as one run of bytes by a plan that is made once."""
-
-    def __init__(self, own: FamilyRows, half: int, region: str) -> None:
-        place = own.family.layout.regions[HALVES[half][region]]
-        count = len(own.family.envs)
-        self._source = own.memory[place.offset : place.offset + place.nbytes]
-        self._plan = [
-            (item.leaf.key, (count, *item.leaf.shape), np.dtype(item.leaf.dtype), item.offset) for item in place.places
-        ]
-
-    def copy(self) -> Arrays:
-        copy = self._source.copy()
-        return {key: np.ndarray(shape, dtype, copy, offset) for key, shape, dtype, offset in self._plan}
 
 
 def _bytes_behind(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -389,9 +368,9 @@ class Part:
         return arrays
 
     def _copied(self, region: str, half: int) -> Arrays:
-        if self.members is None:
-            return self.own.copy_all(region, half)
         leaves = self.own.halves[half][region].items()
+        if self.members is None:
+            return {key: array.copy() for key, array in leaves}
         if isinstance(self.all, slice):
             return {key: array[self.all].copy() for key, array in leaves}
         return {key: array[self.all] for key, array in leaves}
@@ -445,6 +424,7 @@ class Rows:
                 places = np.array([place for place, env in enumerate(self.envs) if env in own.place], np.intp)
                 if len(places):
                     self._add(own, places)
+        self._whole = [(part, None) for part in self.parts]
         self.takes_root = any(part.own.family.metadata.takes_root for part in self.parts)
 
     def _add(self, own: FamilyRows, places: NDArray[np.intp]) -> None:
@@ -452,11 +432,13 @@ class Rows:
         members = None if envs == own.family.envs else np.array([own.place[env] for env in envs], np.intp)
         self.parts.append(Part(own, members, places))
 
-    def local(self, rows: RowIndex) -> Iterator[tuple[Part, RowIndex]]:
+    def local(self, rows: RowIndex) -> Iterable[tuple[Part, RowIndex]]:
         """Rows of the batch as rows of each part."""
-        alone = len(self.parts) == 1
-        for part in self.parts:
-            yield part, rows if rows is None or alone else np.flatnonzero(np.isin(part.places, rows))
+        if rows is None:
+            return self._whole
+        if len(self.parts) == 1:
+            return [(self.parts[0], rows)]
+        return [(part, np.flatnonzero(np.isin(part.places, rows))) for part in self.parts]
 
     def decide(self, rows: RowIndex, lends: bool = False, whole: bool = False) -> None:
         """Say where the envs in these rows write next: a command is about to be sent to them, or none of them.
@@ -517,16 +499,14 @@ class Rows:
             maybe_reset: Whether finished ones were reset.
             lends: Whether the values may be looked at where they are, as was decided before.
         """
-        following, roots = [], []
-        for number, (part, local) in enumerate(self.local(rows)):
-            own = part.step(local, outcome, lends)
-            if outcome.lost:
-                assert known is not None
-                own = part.with_losses(own, known[number], outcome)
-            following.append(own)
-            if maybe_reset:
-                roots.append(part.root(own, outcome, lends))
-        return following, roots if maybe_reset else None
+        following = [part.step(local, outcome, lends) for part, local in self.local(rows)]
+        if outcome.lost:
+            assert known is not None
+            parts = zip(self.parts, following, known, strict=True)
+            following = [part.with_losses(own, before, outcome) for part, own, before in parts]
+        if not maybe_reset:
+            return following, None
+        return following, [part.root(own, outcome, lends) for part, own in zip(self.parts, following, strict=True)]
 
     def last_step(self) -> tuple[list[Values], list[Values]]:
         """The outcome of the last step of each env, which was counted, and the root for the next one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,93 +21,61 @@ from aioenvs.engine.adapters.spaces import (
     observation_key,
     reader,
 )
-from aioenvs.engine.layout import NEXT, ROOT, Arrays, Key
+from aioenvs.engine.layout import NEXT, Arrays, Key
+from aioenvs.engine.rows import FamilyRows, Values
 from aioenvs.errors import SpecMismatchError, shown
 
-__all__ = ["ActionBatch", "ActionTypeError", "Inputs", "ObservationBatch", "Parts", "batch_infos"]
+__all__ = ["ActionBatch", "ActionTypeError", "Inputs", "ObservationBatch", "batch_infos"]
 
 
 ACTION: Key = ("action",)
 
 Inputs = list[Any]  # for each leaf of the action space an array, or a list with one value per env
-Parts = dict[Key, Any]  # the leaves of a batch of observations, in the same two forms
 
 
 class ObservationBatch:
-    """Makes batches of observations of what envs, all of one structure, have in their rows.
+    """Makes batches of observations of the values of envs, all of one structure.
 
     Args:
         space: The observation space of one env.
-        arrays: The rows of all envs, by region.
-        num_envs: How many there are.
+        rows: The rows of all envs.
         copy: Whether each batch has arrays of its own, rather than those of the one before.
     """
 
-    def __init__(self, space: Any, arrays: Mapping[str, Arrays], num_envs: int, *, copy: bool) -> None:
+    def __init__(self, space: Any, rows: FamilyRows, *, copy: bool) -> None:
         key = observation_key(space)
-        self._space, self._key, self._arrays = space, key, arrays
+        self._space, self._key = space, key
+        self._next = rows.halves[0][NEXT]
         leaves = flatten(space, key)
-        self._fixed = [leaf.key for leaf in leaves if leaf.leaf is not None]
-        self._loose = [leaf.key for leaf in leaves if leaf.leaf is None]
-        self._is_plain = children(space) is None
-        self._known: list[Objects] = [{} for _ in range(num_envs)]  # the latest objects of each env
-        self._kept = None if copy else {key: np.empty_like(arrays[NEXT][key]) for key in self._fixed}
+        self._keys = [leaf.key for leaf in leaves]
+        self._has_loose = any(leaf.leaf is None for leaf in leaves)
+        self._is_plain = children(space) is None and not self._has_loose
+        self._kept = None if copy else {own: np.empty_like(self._next[own]) for own in self._keys if own in self._next}
         self._readers: dict[int, Reader] = {}
 
-    def note(self, env: int, objects: Objects) -> None:
-        """Keep what of an env's latest observation has no fixed shape."""
-        self._known[env] = objects
-
-    def parts(self, region: str, others: Collection[int] = (), *, own: bool = False) -> Parts:
-        """The latest observations.
-
-        Args:
-            region: Where those of most envs are.
-            others: Envs whose are in the other region.
-            own: Whether they have arrays of their own in any case.
-        """
-        rows = self._arrays[region]
-        parts: Parts = {}
-        for key in self._fixed:
-            if self._kept is None or own:
-                parts[key] = rows[key].copy()
-            else:
-                parts[key] = self._kept[key]
-                parts[key][...] = rows[key]
-        if others:
-            self._replace(parts, self._arrays[ROOT if region == NEXT else NEXT], list(others))
-        for key in self._loose:
-            parts[key] = [objects.get(key) for objects in self._known]
-        return parts
-
-    def _replace(self, parts: Parts, source: Mapping[Key, NDArray[Any]], envs: list[int]) -> None:
-        for key in self._fixed:
-            parts[key][envs] = source[key][envs]
-
-    def put(self, parts: Parts, env: int, known: Parts) -> None:
-        """Replace the observation of an env by that which another batch has of it."""
-        for key, values in known.items():
-            parts[key][env] = values[env]
-
-    def batch(self, parts: Parts) -> Any:
+    def batch(self, values: Values) -> Any:
         """The batch, in the structure of Gymnasium's batched space: tuples of what has no fixed shape."""
-        if self._is_plain and self._fixed:
-            return parts[self._key]
-        return _assembled(self._space, self._key, lambda key: _as_batch(parts[key]))
+        if self._kept is not None:
+            for key, kept in self._kept.items():
+                kept[...] = values[key]
+            values = values | self._kept
+        if self._is_plain:
+            return values[self._key]
+        return _assembled(self._space, self._key, lambda key: _as_batch(values[key]))
 
-    def one(self, parts: Parts, env: int) -> Any:
+    def one(self, values: Values, env: int) -> Any:
         """The observation of one env in a batch."""
-        return _assembled(self._space, self._key, lambda key: _own(parts[key][env]))
+        return _assembled(self._space, self._key, lambda key: _own(values[key][env]))
 
     def final(self, env: int, objects: Objects) -> Any:
         """The last observation of an env's episode, which its own reset has not touched, as the env had it."""
         if FINAL in objects:
             return objects[FINAL]
-        if self._loose:
-            return reader(self._space, self._key, self._arrays[NEXT], objects, env)()
+        if self._has_loose:
+            return reader(self._space, self._key, self._next, objects, env)()
         read = self._readers.get(env)
         if read is None:
-            read = self._readers[env] = reader(self._space, self._key, self._arrays[NEXT], {}, env)
+            read = self._readers[env] = reader(self._space, self._key, self._next, {}, env)
         return read()
 
 
@@ -150,7 +118,6 @@ class ActionBatch:
         self._leaves: list[tuple[Key, tuple[Any, ...], NDArray[Any] | None]] = []
         self._add(space, ACTION, (), arrays)
         self._plain = arrays[ACTION] if children(space) is None and ACTION in arrays else None
-        self._loose = [key for key, _, array in self._leaves if array is None]
 
     def _add(self, space: Any, key: Key, path: tuple[Any, ...], arrays: Arrays) -> None:
         members = children(space)
@@ -212,15 +179,11 @@ class ActionBatch:
     ) -> SpecMismatchError:
         return kind(f"{_lead(kind, found)}actions: expected {expected}, found {shown(found)}; no env was stepped")
 
-    def write(self, inputs: Inputs) -> dict[int, Objects] | None:
-        """Store checked actions; returns what of them has no row, by env."""
-        for (_, _, array), values in zip(self._leaves, inputs, strict=True):
-            if array is not None:
-                array[...] = values
-        if not self._loose:
-            return None
-        loose = {key: values for (key, _, array), values in zip(self._leaves, inputs, strict=True) if array is None}
-        return {env: {key: values[env] for key, values in loose.items()} for env in range(self._num_envs)}
+    def values(self, inputs: Inputs) -> Values:
+        """Checked actions, as rows take them."""
+        if self._plain is not None:
+            return {ACTION: inputs[0]}
+        return {key: values for (key, _, _), values in zip(self._leaves, inputs, strict=True)}
 
 
 def _member(value: Any, path: tuple[Any, ...]) -> Any:

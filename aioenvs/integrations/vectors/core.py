@@ -15,21 +15,24 @@ from numpy.typing import NDArray
 from aioenvs.engine.adapters.base import INFO, Call, GymRules, ResetArguments
 from aioenvs.engine.adapters.gymnasium import DONE_KEYS, REWARD_KEY
 from aioenvs.engine.config import BatchConfig
-from aioenvs.engine.layout import IN_NEXT, IN_ROOT, LATEST, NEXT, ROOT, STATUS
+from aioenvs.engine.layout import IN_NEXT, IN_ROOT, INPUT, LATEST, NEXT, STATUS
 from aioenvs.engine.pools.backends import make_pool
 from aioenvs.engine.pools.inline_host import InlinePool
 from aioenvs.engine.pools.pool import Lease, Pool, Selection
 from aioenvs.engine.portal import Immediate, LoopPortal, Portal
+from aioenvs.engine.request import Request
+from aioenvs.engine.rows import FamilyRows, RowIndex, Rows, Values
 from aioenvs.engine.waiting import TURNS, Deadline, check_seconds, drop, outlast
 from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.errors import ResetNeededError, SpecMismatchError, WorkerTimeoutError, describe_envs, shown
-from aioenvs.integrations.vectors.batches import ActionBatch, Inputs, ObservationBatch, Parts
+from aioenvs.integrations.vectors.batches import ActionBatch, Inputs, ObservationBatch
 from aioenvs.integrations.vectors.inside import Description, describe
 
 __all__ = ["AsyncVector", "Autoreset", "Pending", "Vector", "VectorResets", "VectorSteps", "one_each"]
 
 
 T = TypeVar("T")
+FLAT_KEYS = (REWARD_KEY, *DONE_KEYS[1:])
 
 
 class Autoreset(StrEnum):
@@ -157,10 +160,11 @@ class AsyncVector:
                 dict.fromkeys(range(self.num_envs), Call("apply", "", (describe,))), "describe"
             )
             first, arrays = self.descriptions[0], self.pool.arrays[0]
-            self._observations = ObservationBatch(first.observation_space, arrays, self.num_envs, copy=self._copy)
-            self._actions = ActionBatch(first.action_space, arrays["input"], self.num_envs, by_env=self._by_env)
-            self._rewards = arrays[NEXT][REWARD_KEY][:, 0]
-            self._done, self._terminated, self._truncated = (arrays[NEXT][key][:, 0] for key in DONE_KEYS)
+            own = FamilyRows(self.pool.families[0], arrays, self.pool.buffers[0], flags=frozenset(DONE_KEYS))
+            self._rows = Rows(range(self.num_envs), [own])
+            self._observations = ObservationBatch(first.observation_space, own, copy=self._copy)
+            self._actions = ActionBatch(first.action_space, arrays[INPUT], self.num_envs, by_env=self._by_env)
+            self._done = arrays[NEXT][DONE_KEYS[0]][:, 0]
             self._where = arrays[STATUS][LATEST]
         except BaseException:
             await self.pool.close()
@@ -270,23 +274,20 @@ class AsyncVector:
         return await self._step(self._actions.check(actions))
 
     async def _step(self, inputs: Inputs) -> VectorSteps:
-        pool, chosen = self.pool, self.pool.everything
-        lease = await pool.hold(chosen, "step")
-        try:
+        pool = self.pool
+        async with Request(pool, pool.everything, "step") as request:
             if self.autoreset is Autoreset.DISABLED:
                 self._refuse_finished()
-            known = self._latest(own=True) if pool.restarts else {}
-            renewed = sorted(self._renewed)
-            if renewed:
-                chosen = pool.select(sorted(chosen.envs.difference(renewed)))
-            loose = self._actions.write(inputs)
+            known = self._rows.latest() if pool.restarts else None
+            rows = None
+            if self._renewed:  # which have begun anew already
+                rows = np.array([env for env in range(self.num_envs) if env not in self._renewed], np.intp)
+                request.narrow(pool.select(rows.tolist()))
             outcome = Outcome()
-            if chosen.indices:
-                same_step = self.autoreset is Autoreset.SAME_STEP
-                outcome = await pool.step(lease._replace(selection=chosen), loose, maybe_reset=same_step)
-            return self._stepped(outcome, known, renewed)
-        finally:
-            pool.release(lease)
+            if rows is None or len(rows):
+                loose = self._rows.write([self._actions.values(inputs)], rows)
+                outcome = await request.step(loose, maybe_reset=self.autoreset is Autoreset.SAME_STEP)
+            return self._stepped(rows, outcome, known)
 
     def _refuse_finished(self) -> None:
         over = self._done & (self._where == IN_NEXT)
@@ -297,32 +298,30 @@ class AsyncVector:
                 "with options={'reset_mask': terminated | truncated} first; no env was stepped"
             )
 
-    def _stepped(self, outcome: Outcome, known: Parts, renewed: list[int]) -> VectorSteps:
-        same_step, lost, observations = self.autoreset is Autoreset.SAME_STEP, sorted(outcome.lost), self._observations
+    def _stepped(self, rows: RowIndex, outcome: Outcome, known: Sequence[Values] | None) -> VectorSteps:
+        same_step, lost = self.autoreset is Autoreset.SAME_STEP, sorted(outcome.lost)
         infos, final_infos, last = self._take(outcome)
         if lost and self.autoreset is Autoreset.NEXT_STEP:
             self._renewed |= {env: infos.pop(env, {}) for env in lost}
+        following, roots = self._rows.step(rows, outcome, known, maybe_reset=same_step)
         outcome.raise_failure()
-        rewards, terminated, truncated = self._rewards.copy(), self._terminated.copy(), self._truncated.copy()
-        others, finals = renewed, {}
+        values = following[0]
+        rewards, terminated, truncated = (values[key].reshape(self.num_envs) for key in FLAT_KEYS)
+        if rows is not None:
+            infos |= {env: info for env in sorted(self._renewed.keys() - outcome.lost) if (info := self._renewed.pop(env))}
+        finals: dict[int, Any] = {}
         if same_step and (outcome.finished or lost):
-            others = np.flatnonzero(self._where == IN_ROOT).tolist()
-            finals = {env: observations.final(env, last.get(env, {})) for env in others if env not in outcome.lost}
-        parts = observations.parts(NEXT, others)
-        if renewed:
-            _set(renewed, rewards, terminated, truncated, end=False)
-            infos |= {env: info for env in renewed if (info := self._renewed.pop(env))}
-        if lost:
-            _set(lost, rewards, terminated, truncated, end=True)
-            for env in lost:
-                if same_step:
-                    finals[env] = observations.one(known, env)
-                else:
-                    observations.put(parts, env, known)
-        return VectorSteps(observations.batch(parts), rewards, terminated, truncated, infos, finals, final_infos)
+            for env in np.flatnonzero(self._where == IN_ROOT).tolist():
+                is_lost = env in outcome.lost
+                finals[env] = (
+                    self._observations.one(values, env) if is_lost else self._observations.final(env, last.get(env, {}))
+                )
+        observations = self._observations.batch(values if roots is None else roots[0])
+        return VectorSteps(observations, rewards, terminated, truncated, infos, finals, final_infos)
 
-    def _take(self, outcome: Outcome) -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
-        """The infos of a step, those of the steps before a reset, and the other objects of these."""
+    @staticmethod
+    def _take(outcome: Outcome) -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
+        """Take the infos out of a step, those of the steps before a reset, and tell the other objects of these."""
         infos, final_infos, last = {}, {}, {}
         for env, regions in outcome.objects.items():
             *before, latest = regions.values()
@@ -332,8 +331,6 @@ class AsyncVector:
                 last[env] = objects
             if info := latest.pop(INFO, None):
                 infos[env] = info
-            if latest:
-                self._observations.note(env, latest)
         return infos, final_infos, last
 
     def begin_reset(
@@ -358,23 +355,14 @@ class AsyncVector:
         return await self.finish(self.begin_reset(arguments, envs))
 
     async def _reset(self, chosen: Selection, arguments: Mapping[int, Mapping[str, Any]]) -> VectorResets:
-        lease = await self.pool.hold(chosen, "reset", replacing=True)
-        try:
-            outcome = await self.pool.reset(lease, {env: ResetArguments(own) for env, own in arguments.items()})
+        async with Request(self.pool, chosen, "reset", replacing=True) as request:
+            outcome = await request.reset({env: ResetArguments(own) for env, own in arguments.items()})
             infos, _, _ = self._take(outcome)
+            self._rows.note_reset(outcome)
             for env in self._renewed.keys() & chosen.envs:
                 del self._renewed[env]
             outcome.raise_failure()
-            return VectorResets(self._observations.batch(self._latest()), infos)
-        finally:
-            self.pool.release(lease)
-
-    def _latest(self, *, own: bool = False) -> Parts:
-        """The latest observations, each from where it is."""
-        in_root = np.flatnonzero(self._where == IN_ROOT).tolist()
-        if len(in_root) == self.num_envs:
-            return self._observations.parts(ROOT, own=own)
-        return self._observations.parts(NEXT, in_root, own=own)
+            return VectorResets(self._observations.batch(self._rows.latest()[0]), infos)
 
     def begin_calls(self, calls: Mapping[int, Call], command: str) -> Pending[list[Any]]:
         """Calls, which are begun when they are set off or finished; see `perform`."""
@@ -394,22 +382,10 @@ class AsyncVector:
         return await self.finish(self.begin_calls(calls, command))
 
     async def _perform(self, chosen: Selection, calls: Mapping[int, Call], command: str) -> list[Any]:
-        lease = await self.pool.hold(chosen, command)
-        try:
-            outcome = await self.pool.perform(lease, calls)
-            outcome.raise_failure()
-            return [outcome.values[env] for env in calls]
-        finally:
-            self.pool.release(lease)
-
-
-def _set(
-    envs: list[int], rewards: NDArray[Any], terminated: NDArray[Any], truncated: NDArray[Any], *, end: bool
-) -> None:
-    """Say of these envs that they got nothing, and whether that is the end of an episode."""
-    rewards[envs] = 0
-    terminated[envs] = False
-    truncated[envs] = end
+        async with Request(self.pool, chosen, command) as request:
+            outcome = await request.perform(calls)
+        outcome.raise_failure()
+        return [outcome.values[env] for env in calls]
 
 
 class Vector:
