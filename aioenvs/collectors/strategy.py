@@ -37,28 +37,44 @@ class ShieldedCommand:
 
     def __init__(self) -> None:
         self._task: asyncio.Task[Any] | None = None
+        self._ended: asyncio.Future[None] | None = None  # for who waits
 
     @property
     def pending(self) -> bool:
         """Whether there is one that nobody has got the result of."""
         return self._task is not None
 
-    async def result(self, command: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def result(
+        self, command: Callable[[], Coroutine[Any, Any, Any]], meanwhile: Callable[[], object] = lambda: None
+    ) -> Any:
         """The result of the command that is under way, or else of this one.
 
         Args:
             command: Begins it.
+            meanwhile: Called as soon as the command waits for something.
 
         Raises:
             ClosedError: If it was cancelled by `cancel`.
             Exception: Whatever the command raised.
         """
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(_apart(command))
-            self._task.add_done_callback(hear)  # whoever asks next is told; there may be nobody
+            coroutine = command()
+            try:
+                # Until it waits it runs right here, so that the envs are at work without another turn of the loop.
+                with apart():
+                    pending = coroutine.send(None)
+            except StopIteration as stop:
+                meanwhile()
+                return stop.value
+            self._task = asyncio.get_running_loop().create_task(self._rest(coroutine, pending))
+            self._task.add_done_callback(self._end)
+        meanwhile()
         task = self._task
         try:
-            found = await asyncio.shield(task)
+            if not task.done():
+                self._ended = asyncio.get_running_loop().create_future()
+                await self._ended
+            found = await task  # which has done all that it does
         except asyncio.CancelledError:
             if not task.cancelled():  # but whoever waits for it was, perhaps just when it was done
                 raise
@@ -73,16 +89,27 @@ class ShieldedCommand:
         self._task = None
         return found
 
+    async def _rest(self, coroutine: Coroutine[Any, Any, Any], pending: Any) -> Any:
+        try:
+            return await driven(coroutine, apart, pending)
+        finally:
+            self._wake()  # rather than when it is told to have ended, which is a turn later
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        hear(task)  # whoever asks next is told; there may be nobody
+        if task is self._task:  # else the next one is under way already
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
     async def cancel(self) -> None:
         """End the command."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-async def _apart(command: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    return await driven(command(), apart)
 
 
 TRAJ_IDS = ("collector", "traj_ids")
@@ -228,13 +255,21 @@ class CollectStrategy(ABC):
         """
         await self._errand.cancel()
 
-    async def _surely(self, command: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """The result of a command that goes on when whoever waits for it is cancelled."""
+    async def _surely(
+        self, command: Callable[[], Coroutine[Any, Any, Any]], meanwhile: Callable[[], object] = lambda: None
+    ) -> Any:
+        """The result of a command that goes on when whoever waits for it is cancelled.
+
+        Args:
+            command: Begins it.
+            meanwhile: Called when it is under way.
+        """
         pool = self._whole.pool
         if not pool.suspends:  # there may be no loop, and there is nothing to wait for
+            meanwhile()
             return await command()
         await pool.enter_loop("collecting")
-        return await self._errand.result(command)
+        return await self._errand.result(command, meanwhile)
 
     def _ended(self, td: TensorDictBase) -> torch.Tensor:
         """In which elements of the batch a step ended the episode."""

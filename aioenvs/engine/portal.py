@@ -44,9 +44,14 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+BEGUN = object()  # for a coroutine that waits for nothing now
+
+
 @types.coroutine
 def driven(
-    coroutine: Coroutine[Any, Any, T], context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    coroutine: Coroutine[Any, Any, T],
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    pending: Any = BEGUN,
 ) -> Generator[Any, Any, T]:
     """Run a coroutine, also one that was begun elsewhere and so cannot be awaited.
 
@@ -54,12 +59,14 @@ def driven(
         coroutine: What is run.
         context: What makes a context to run it in, of which other tasks see nothing: it is left whenever the coroutine
             waits.
+        pending: What it waits for already, where somebody else has run it until then.
     """
     resume: Callable[[], Any] = functools.partial(coroutine.send, None)
     while True:
         try:
-            with context():
-                pending = resume()
+            if pending is BEGUN:
+                with context():
+                    pending = resume()
         except StopIteration as stop:
             result: T = stop.value
             return result
@@ -73,6 +80,7 @@ def driven(
             resume = functools.partial(coroutine.throw, error)
         else:
             resume = functools.partial(coroutine.send, answer)
+        pending = BEGUN
 
 
 async def awaited(awaitable: Awaitable[T]) -> T:

@@ -303,14 +303,23 @@ class Part:
         """The outcome of the last step of each env."""
         return self._with_objects(NEXT, self._copy(NEXT))
 
-    def root(self, following: Values, outcome: Outcome, lends: bool = False) -> Values:
-        """The root of the next step: what came of the last one, except where the env was reset since."""
+    def root(self, following: Values, outcome: Outcome, lends: bool = False, apart: bool = False) -> Values:
+        """The root of the next step: what came of the last one, except where the env was reset since.
+
+        Args:
+            following: What came of the last step.
+            outcome: What came of the command.
+            lends: Whether it may be lent.
+            apart: Whether it is a copy in any case, rather than what came of the last step itself.
+        """
         rows = self.in_root().nonzero()[0]
         noted = self.note(outcome, ROOT) if outcome.objects else False
         if not len(rows) and not noted:
             root = dict(following)
             for key in self._rewards:
                 del root[key]
+            if apart:
+                return {key: value.copy() for key, value in root.items()}
             return root
         if lends and (lent := self._lend(ROOT)) is not None:
             return lent
@@ -489,6 +498,7 @@ class Rows:
         *,
         maybe_reset: bool,
         lends: bool = False,
+        apart: bool = False,
     ) -> tuple[list[Values], list[Values] | None]:
         """Return the outcome of a step, and the root for the next one if finished envs were reset.
 
@@ -498,6 +508,7 @@ class Rows:
             known: What was known of them before, where some may be lost.
             maybe_reset: Whether finished ones were reset.
             lends: Whether the values may be looked at where they are, as was decided before.
+            apart: Whether the two have no memory in common.
         """
         following = [part.step(local, outcome, lends) for part, local in self.local(rows)]
         if outcome.lost:
@@ -506,7 +517,8 @@ class Rows:
             following = [part.with_losses(own, before, outcome) for part, own, before in parts]
         if not maybe_reset:
             return following, None
-        return following, [part.root(own, outcome, lends) for part, own in zip(self.parts, following, strict=True)]
+        parts_of = zip(self.parts, following, strict=True)
+        return following, [part.root(own, outcome, lends, apart) for part, own in parts_of]
 
     def last_step(self) -> tuple[list[Values], list[Values]]:
         """The outcome of the last step of each env, which was counted, and the root for the next one."""

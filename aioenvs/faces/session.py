@@ -92,9 +92,10 @@ class EnvSelection:
         *,
         maybe_reset: bool,
         lends: bool = False,
+        apart: bool = False,
     ) -> tuple[Any, Any]:
         """Return the outcome of a step, and the root for the next one if that is wanted; see `Rows.step`."""
-        read = self.rows.step(rows, outcome, known, maybe_reset=maybe_reset, lends=lends)
+        read = self.rows.step(rows, outcome, known, maybe_reset=maybe_reset, lends=lends, apart=apart)
         return self.tensors.step(*read)
 
     def latest(self) -> Any:

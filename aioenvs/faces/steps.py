@@ -170,6 +170,15 @@ class AsyncSteps(AsyncCalls):
         assert root is not None
         return tensordict, root
 
+    async def step_apart(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Take a step as `step_and_maybe_reset` does, and return the root for the next one, with memory of its own.
+
+        What a policy does to that root leaves `tensordict` as it is, which can so be kept for a while.
+        """
+        root = await self._advance(tensordict, maybe_reset=True, apart=True)
+        assert root is not None
+        return root
+
     async def on_host(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Results on the host: those of a `device` come back as one copy, without keeping the event loop waiting.
 
@@ -192,9 +201,15 @@ class AsyncSteps(AsyncCalls):
         return (await scope.at_home(tensordict)).clone()
 
     async def _advance(
-        self, td: TensorDictBase, *, maybe_reset: bool, copy: bool, timeout: float | None
+        self,
+        td: TensorDictBase,
+        *,
+        maybe_reset: bool,
+        copy: bool = True,
+        timeout: float | None = None,
+        apart: bool = False,
     ) -> TensorDictBase | None:
-        """Step, put the outcome under `next`, and return the root for the next step."""
+        """Step, put the outcome under `next`, and return the root for the next step; `apart` see `Rows.step`."""
         scope = self._running_scope or await self._scope()
         check_size(td, scope.signature.batch_size)
         entries = entries_of(td, scope.signature)
@@ -219,7 +234,9 @@ class AsyncSteps(AsyncCalls):
             if chosen.indices:
                 scope.rows.decide(rows, lends, maybe_reset)
                 outcome = await request.step(scope.rows.write(inputs, rows), maybe_reset=maybe_reset)
-            following, root = scope.read_step(rows, outcome, known, maybe_reset=maybe_reset, lends=lends)
+            following, root = scope.read_step(
+                rows, outcome, known, maybe_reset=maybe_reset, lends=lends, apart=apart
+            )
             if crossing is not None and not outcome.failures:
                 following, root = scope.tensors.place(crossing, following, root)
         outcome.raise_failure()
