@@ -86,6 +86,7 @@ class TensorDictAdapter:
         self._loose: dict[str, dict[Key, TensorSpec]] = {}
         self._trial = TrialStreams(TORCH, use=handling.generators)
         self._streams: Streams = self._trial
+        self.generator = None
         self.needs_reset = False
         # The next root is needed only where an episode ended, so it is made only there, except by envs that step and
         # reset in a way of their own.

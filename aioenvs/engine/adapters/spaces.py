@@ -7,6 +7,7 @@ have a fixed shape; every other space (Text, Sequence, Graph, OneOf, unknown one
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -298,7 +299,7 @@ def reader(space: Any, key: Key, arrays: Arrays, objects: Objects, row: int, *, 
     if array is None:
         return lambda: objects[key]
     if _kind(space) == "Discrete" or (scalars and array.ndim == 1):
-        return lambda: array[row]
+        return functools.partial(array.__getitem__, row)  # no call of Python's
     source = array[row, ...]
     return source.copy
 

@@ -21,6 +21,8 @@ __all__ = [
     "PYTHON",
     "Generator",
     "Generators",
+    "NumpyStream",
+    "NumpyTurns",
     "Streams",
     "TrialStreams",
     "as_python",
@@ -310,20 +312,53 @@ class TrialStreams(Streams):
 
 
 class NumpyStream:
-    """The `Streams` of numpy's generator alone, as quick as can be."""
+    """The `Streams` of numpy's generator alone, as quick as can be.
+
+    Attributes:
+        own: The generator.
+    """
 
     def __init__(self, own: Any) -> None:
-        self._own = own
+        self.own = own
 
     def run(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call something with them in place."""
-        _lock.acquire()
+        with NumpyTurns() as turns:
+            turns.put(self.own)
+            return method(*args, **kwargs)
+
+
+class NumpyTurns:
+    """A context in which the generators of several envs are in the place of numpy's, one after the other.
+
+    At its end the one that was there before is back. The others of the process wait from the first to the last.
+    """
+
+    def __init__(self) -> None:
+        self._others: Any = None
+
+    def __enter__(self) -> NumpyTurns:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._others is not None:
+            self.give_back()
+
+    def put(self, own: Any) -> None:
+        """Put a generator in place; None for the one that was there before."""
+        if own is None:
+            if self._others is not None:
+                self.give_back()
+            return
+        if self._others is None:
+            _lock.acquire()
+            self._others = _get_numpy()
+        _set_numpy(own)
+
+    def give_back(self) -> None:
+        """Put back the one that was there before, and let others of the process go on."""
+        others, self._others = self._others, None
         try:
-            others = _get_numpy()
-            _set_numpy(self._own)
-            try:
-                return method(*args, **kwargs)
-            finally:
-                _set_numpy(others)
+            _set_numpy(others)
         finally:
             _lock.release()
