@@ -141,7 +141,7 @@ class EnvAdapter(Protocol):
         env: The env.
         needs_reset: Whether it refuses to step: it failed, was cancelled or was replaced since its last reset. One that
             was never reset does not.
-        generator: A generator that is in the place of numpy's while the env steps, which whoever has it step sees to
+        generator: A generator that is in the place of numpy's while the env steps, which is up to whoever has it step
             (`NumpyTurns`); None for an env that leaves numpy's alone, or exchanges whatever it uses by itself.
     """
 

@@ -239,13 +239,6 @@ class GymRows:
         if self.generator is None and isinstance(self._streams, NumpyStream):
             self.generator = self._streams.own  # of an env that began a new episode instead of one with the new seed
 
-    def _before_step(self) -> Any:
-        """The action for the env's own step; whatever comes of that, the env needs a reset until it has come."""
-        if self.needs_reset:
-            raise reset_needed(self._who)
-        self.needs_reset = True
-        return self._read_action()
-
     def _after_step(self, result: Any) -> bool:
         """Take what the env's own step returned; True at the end of the episode."""
         if not isinstance(result, tuple) or len(result) != 5:
@@ -364,15 +357,16 @@ class GymAdapter(GymRows):
         if self._resets_now:
             self._after_renewal(self._begin({}))
             return False
-        action = self._before_step()
-        streams = self._streams
-        if streams is None or self.generator is not None:
-            done = self._after_step(self.env.step(action))
+        if self.needs_reset:
+            raise reset_needed(self._who)
+        self.needs_reset = True  # until the outcome has come
+        if self._streams is None or self.generator is not None:
+            result = self.env.step(self._read_action())
         else:
-            result = streams.run(self.env.step, action)
-            if streams is self._trial:
+            result = self._streams.run(self.env.step, self._read_action())
+            if self._streams is self._trial:
                 self._settle()
-            done = self._after_step(result)
+        done = self._after_step(result)
         if done and maybe_reset:
             self._after_reset(self._begin({}))
         return done
@@ -490,7 +484,10 @@ class CoroutineAdapter(GymRows):
         if self._resets_now:
             self._after_renewal(await self._begin({}))
             return False
-        result = self.env.step(self._before_step())
+        if self.needs_reset:
+            raise reset_needed(self._who)
+        self.needs_reset = True
+        result = self.env.step(self._read_action())
         if inspect.isawaitable(result):
             result = await result
         done = self._after_step(result)

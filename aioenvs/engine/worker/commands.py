@@ -82,7 +82,7 @@ class Worker:
         self._inherited = inherited
         self.host = EnvHost()
         self.max_concurrency: int | None = None
-        self._meter: WaitMeter | None = WaitMeter()  # until it knows enough
+        self._meter: WaitMeter | None = None  # until it knows enough, where there are several envs
 
     def answer(self, frame: Frame) -> Frame:
         """Do what a frame says, and return what to answer."""
@@ -161,6 +161,7 @@ class Worker:
         )
         self.host = EnvHost(handling=handling)
         self.max_concurrency = config.max_concurrency
+        self._meter = None if alone else WaitMeter()
         prepared = "torch" in sys.modules
         for env, data in zip(config.env_index, config.factories, strict=True):
             # Pickled ones are a copy for each env, as if each had its own process; inherited ones are what they are.

@@ -17,7 +17,7 @@ from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.failure import advised, annotate, attributed, locate, passable, summary
 from aioenvs.engine.layout import NEXT, ROOT, STATUS, WRITE_HALF, EnvMetadata, Layout
 from aioenvs.engine.protocol import Opcode
-from aioenvs.engine.worker.random_streams import NumpyTurns
+from aioenvs.engine.worker.random_streams import NumpyStream, NumpyTurns
 
 __all__ = ["EnvHost", "Outcome", "Plan"]
 
@@ -216,27 +216,34 @@ class EnvHost:
 
     def _step_here(self, positions: Sequence[int], inputs: Mapping[int, Objects] | None, maybe_reset: bool) -> Outcome:
         """Execute a step. The hot path: it needs no plan, and exchanges generators for all envs at once."""
-        self._take_halves()
+        for halves in self._write_halves:
+            halves.take()
         envs = self.select(positions)
         if inputs:
             _accept(envs, inputs)
         outcome = Outcome()
         failures, finished = outcome.failures, []
-        with NumpyTurns() as turns:
+        turns, in_place = NumpyTurns(), None
+        try:
             for env, adapter in envs:
                 try:
-                    turns.put(adapter.generator)
+                    if adapter.generator is not in_place:
+                        in_place = adapter.generator
+                        turns.put(in_place)
                     if adapter.step(maybe_reset):
                         finished.append(env)
                 except self.fatal:
                     raise
                 except BaseException as error:
                     failures[env] = error
+        finally:
+            turns.end()
         return self._stepped(outcome, envs, finished if maybe_reset else (), len(finished))
 
     def plan(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any]) -> Plan:
         """Return the plan for an opcode."""
-        self._take_halves()
+        for halves in self._write_halves:
+            halves.take()
         if opcode is Opcode.RESET:
             return self._reset(positions, values)
         if opcode is Opcode.SEED:
@@ -244,10 +251,6 @@ class EnvHost:
         if opcode is Opcode.CALL:
             return self._perform(positions, values)
         return self._step(positions, values, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
-
-    def _take_halves(self) -> None:
-        for halves in self._write_halves:
-            halves.take()
 
     def _reset(self, positions: Sequence[int], arguments: Mapping[int, ResetArguments]) -> Plan:
         nothing = ResetArguments()
@@ -297,9 +300,7 @@ class EnvHost:
         def step(_: int, adapter: EnvAdapter) -> Any:
             if adapter.generator is None:
                 return adapter.step(maybe_reset)
-            with NumpyTurns() as turns:
-                turns.put(adapter.generator)
-                return adapter.step(maybe_reset)
+            return NumpyStream(adapter.generator).run(adapter.step, maybe_reset)
 
         def finish(outcome: Outcome, finished: dict[int, bool]) -> Outcome:
             return self._stepped(outcome, envs, finished if maybe_reset else (), len(finished))

@@ -323,40 +323,36 @@ class NumpyStream:
 
     def run(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call something with them in place."""
-        with NumpyTurns() as turns:
+        turns = NumpyTurns()
+        try:
             turns.put(self.own)
             return method(*args, **kwargs)
+        finally:
+            turns.end()
 
 
 class NumpyTurns:
-    """A context in which the generators of several envs are in the place of numpy's, one after the other.
+    """The generators of several envs in the place of numpy's, one after the other, until the end of all turns.
 
-    At its end the one that was there before is back. The others of the process wait from the first to the last.
+    Other threads that want to put some in place wait from the first one to the end.
     """
 
-    def __init__(self) -> None:
-        self._others: Any = None
-
-    def __enter__(self) -> NumpyTurns:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._others is not None:
-            self.give_back()
+    _others: Any = None  # the one that was there before, while another is in its place
 
     def put(self, own: Any) -> None:
         """Put a generator in place; None for the one that was there before."""
         if own is None:
-            if self._others is not None:
-                self.give_back()
+            self.end()
             return
         if self._others is None:
             _lock.acquire()
             self._others = _get_numpy()
         _set_numpy(own)
 
-    def give_back(self) -> None:
-        """Put back the one that was there before, and let others of the process go on."""
+    def end(self) -> None:
+        """Put back the one that was there before, and let others go on."""
+        if self._others is None:
+            return
         others, self._others = self._others, None
         try:
             _set_numpy(others)
