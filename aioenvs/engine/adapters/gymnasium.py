@@ -149,7 +149,8 @@ class GymRows:
         self._seed: int | None = None
         self.needs_reset = False
         self._resets_now = False  # in place of the next step
-        self._objects: dict[str, Objects] = {INPUT: {}, NEXT: {}, ROOT: {}}
+        self._outcome: Objects = {}
+        self._objects: dict[str, Objects] = {INPUT: {}, NEXT: self._outcome, ROOT: {}}
 
     @property
     def core(self) -> Any:
@@ -258,9 +259,9 @@ class GymRows:
         if self._is_whole and not done:
             self._write_root(observation)  # where no step writes the flags, which are those of a reset
         self._where[row] = self._in_next
-        if self._reports_infos:
+        if self._reports_infos and (type(info) is not dict or info or self._outcome):
             self._note(NEXT, info)
-        if self._keeps_finals:
+        if self._keeps_finals and (done or self._outcome):
             self._keep_final(observation, done)
         self.needs_reset = False
         if done:
@@ -280,11 +281,10 @@ class GymRows:
 
     def _keep_final(self, observation: Any, done: bool) -> None:
         """Keep a copy of an episode's last observation until the outcome goes out, if the rows have something else."""
-        kept = self._objects[NEXT]
-        kept.pop(FINAL, None)
+        self._outcome.pop(FINAL, None)
         if done and not is_as_read(self.env.observation_space, observation):
             with contextlib.suppress(Exception):  # of what cannot be copied there is what the rows have
-                kept[FINAL] = copied(observation)
+                self._outcome[FINAL] = copied(observation)
 
     def _bad_result(self, expected: str, result: Any) -> SpecMismatchError:
         hint = ""
@@ -300,15 +300,14 @@ class GymRows:
 
     def _scalar(self, reward: Any, name: str = "reward") -> float:
         """A reward of any numeric type as a float, if there is room for it; NaN and infinity are the env's to give."""
-        fitting = f"a number that {self._reward_type} can hold"
         try:
             value = float(reward.item() if isinstance(reward, np.ndarray) else reward)
         except (TypeError, ValueError) as error:
             raise self._bad_reward("a number", name, reward) from error
         except OverflowError as error:
-            raise self._bad_reward(fitting, name, reward) from error
+            raise self._bad_reward(f"a number that {self._reward_type} can hold", name, reward) from error
         if abs(value) > self._reward_max and not math.isinf(value):
-            raise self._bad_reward(fitting, name, reward)
+            raise self._bad_reward(f"a number that {self._reward_type} can hold", name, reward)
         return value
 
     def _bad_reward(self, expected: str, name: str, reward: Any) -> SpecMismatchError:
