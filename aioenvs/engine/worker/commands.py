@@ -86,26 +86,22 @@ class Worker:
 
     def answer(self, frame: Frame) -> Frame:
         """Do what a frame says, and return what to answer."""
-        opcode, sequence, generation, positions, body = frame
+        opcode, sequence, generation, _, body = frame
         if opcode is Opcode.START or opcode is Opcode.ATTACH or opcode is Opcode.CLOSE:
             code, body = self._manage(opcode, body)
             return Frame(code, sequence, generation, (), body)
-        try:
-            counts, body = _encode(self._command(opcode, positions, values_of(frame)), opcode)
-        except Exception as error:  # values that cannot be rebuilt here, or are too large to be sent back
-            return self.refusal(frame, error)
-        return Frame(Opcode.DONE, sequence, generation, counts, body)
+        return self.reply(frame, self._command)
 
-    def reply(self, frame: Frame, outcome: Callable[[], Outcome]) -> Frame:
-        """Return the reply to a command that was done elsewhere.
+    def reply(self, frame: Frame, command: Callable[[Frame], Outcome]) -> Frame:
+        """Return the reply to a command.
 
         Args:
             frame: Which asked for it.
-            outcome: Says what came of it.
+            command: Does what the frame says, or says what came of it.
         """
         try:
-            counts, body = _encode(outcome(), frame.opcode)
-        except Exception as error:
+            counts, body = _encode(command(frame), frame.opcode)
+        except Exception as error:  # values that cannot be rebuilt here, or are too large to be sent back
             return self.refusal(frame, error)
         return Frame(Opcode.DONE, frame.sequence, frame.generation, counts, body)
 
@@ -115,8 +111,9 @@ class Worker:
         counts, body = _encode(Outcome(failures=failures), frame.opcode)
         return Frame(Opcode.DONE, frame.sequence, frame.generation, counts, body)
 
-    def _command(self, opcode: Opcode, positions: Sequence[int], values: Any) -> Outcome:
-        meter = self._meter
+    def _command(self, frame: Frame) -> Outcome:
+        opcode, _, _, positions, _ = frame
+        values, meter = values_of(frame), self._meter
         if meter is None or opcode not in STEPS:
             return self.host.execute(opcode, positions, values)
         with meter:

@@ -379,7 +379,7 @@ class ConcurrentServer:
     def _ended(self, frame: Frame, batch: Batch, _: asyncio.Future[None]) -> None:
         del self._batches[frame.sequence]
         if not self._told.done():  # else nobody waits for what was cancelled because of that
-            self._send(self._worker.reply(frame, batch.outcome))
+            self._send(self._worker.reply(frame, lambda _: batch.outcome()))
 
     def end(self, how: Frame | None) -> None:
         """Have it end, for a frame that says so, or because the parent is gone."""
