@@ -112,8 +112,8 @@ class Worker:
         return Frame(Opcode.DONE, frame.sequence, frame.generation, counts, body)
 
     def _command(self, frame: Frame) -> Outcome:
-        opcode, _, _, positions, _ = frame
-        values, meter = values_of(frame), self._meter
+        opcode, _, _, positions, body = frame
+        values, meter = values_of(frame) if body else None, self._meter
         if meter is None or opcode not in STEPS:
             return self.host.execute(opcode, positions, values)
         with meter:

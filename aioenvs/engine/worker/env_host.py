@@ -218,7 +218,7 @@ class EnvHost:
         """Execute a step. The hot path: it needs no plan, and exchanges generators for all envs at once."""
         for halves in self._write_halves:
             halves.take()
-        envs = self.select(positions)
+        envs = self.select(positions) if positions else self._envs
         if inputs:
             _accept(envs, inputs)
         outcome = Outcome()
@@ -237,7 +237,8 @@ class EnvHost:
                 except BaseException as error:
                     failures[env] = error
         finally:
-            turns.end()
+            if in_place is not None:
+                turns.end()
         return self._stepped(outcome, envs, finished if maybe_reset else (), len(finished))
 
     def plan(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any]) -> Plan:
