@@ -9,7 +9,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
+from aioenvs import GymWrapper, SerialEnv
 from aioenvs.engine.adapters.base import Handling
 from aioenvs.engine.layout import NEXT, form_families
 from aioenvs.engine.protocol import Frame, Opcode
@@ -80,6 +82,17 @@ def test_each_env_draws_from_its_own_stream_whoever_stands_beside_it() -> None:
     assert values[:, 1].tolist() == drawn(1, TRIAL + 21)[1:]
     assert set(failed) == {3}
     assert np.random.random_sample() == drawn(1, TRIAL + 22)[-1]
+
+
+def test_an_env_inside_a_wrapper_draws_from_its_own_stream_as_well() -> None:
+    env = SerialEnv(2, lambda: GymWrapper(DrawingEnv(length=10**6)))
+    env.set_seed(3, static_seed=True)
+    state, td = np.random.get_state()[1].tolist(), env.reset()
+    for _ in range(TRIAL + 20):
+        td = env.step(td.set("action", torch.tensor([[1, 0]] * 2)))["next"]
+    assert td["observation"].tolist() == [drawn(3, TRIAL + 21)[-1]] * 2
+    assert np.random.get_state()[1].tolist() == state
+    env.close()
 
 
 def test_a_seed_between_steps_begins_with_the_next_episode() -> None:

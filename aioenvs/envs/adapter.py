@@ -86,11 +86,15 @@ class TensorDictAdapter:
         self._loose: dict[str, dict[Key, TensorSpec]] = {}
         self._trial = TrialStreams(TORCH, use=handling.generators)
         self._streams: Streams = self._trial
-        self.generator = None
         self.needs_reset = False
         # The next root is needed only where an episode ended, so it is made only there, except by envs that step and
         # reset in a way of their own.
         self._in_one = getattr(type(env), "step_and_maybe_reset", None) is not EnvBase.step_and_maybe_reset
+
+    @property
+    def generator(self) -> Any:
+        """See `EnvAdapter`; these exchange theirs by themselves."""
+        return None
 
     @property
     def core(self) -> Any:

@@ -141,14 +141,18 @@ class EnvAdapter(Protocol):
         env: The env.
         needs_reset: Whether it refuses to step: it failed, was cancelled or was replaced since its last reset. One that
             was never reset does not.
-        generator: A generator that is in the place of numpy's while the env steps, which is up to whoever has it step
-            (`NumpyTurns`); None for an env that leaves numpy's alone, or exchanges whatever it uses by itself.
     """
 
     metadata: EnvMetadata
     env: Any
     needs_reset: bool
-    generator: Any
+
+    @property
+    def generator(self) -> Any:
+        """The generator that whoever has it step puts in the place of numpy's meanwhile (`NumpyTurns`).
+
+        None for an env that leaves numpy's alone, or exchanges whatever it draws from by itself.
+        """
 
     @property
     def core(self) -> Any:
