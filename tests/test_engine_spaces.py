@@ -351,3 +351,32 @@ def test_samples_of_rows_are_those_of_each_space() -> None:
     assert not is_outside(alike, sampled)
     assert is_outside(alike, sampled[:1])
     assert is_outside(alike, ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [
+        (np.arange(6, dtype=np.float32)[::2], True),  # not in one piece
+        (np.arange(3, dtype=">f4"), True),
+        (np.arange(3.0), True),
+        ([0, 1, 2], True),
+        (np.arange(3, dtype=np.float32)[None], False),
+        (np.float32(3), False),
+        (np.arange(2, dtype=np.float32), False),
+        (np.array(["a", "b", "c"]), False),
+        (np.array([object()] * 3), False),
+        (np.zeros(3, "M8[s]"), False),
+        (np.zeros(3, [("x", np.float32)]), False),
+        (bytes(12), False),
+    ],
+)
+def test_a_row_takes_what_numpy_would_cast_to_it(value: Any, fits: bool) -> None:
+    row = np.full((2, 3), 7, np.float32)
+    write = writer(spaces.Box(-9, 9, (3,)), ("observation",), {("observation",): row}, {}, 1)
+    if fits:
+        write(value)
+        assert row.tolist() == [[7, 7, 7], np.asarray(value).tolist()]
+    else:
+        with pytest.raises(SpecMismatchError, match="observation"):
+            write(value)
+        assert (row == 7).all()

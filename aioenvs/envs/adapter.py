@@ -92,6 +92,11 @@ class TensorDictAdapter:
         self._in_one = getattr(type(env), "step_and_maybe_reset", None) is not EnvBase.step_and_maybe_reset
 
     @property
+    def generator(self) -> Any:
+        """See `EnvAdapter`; these exchange theirs by themselves."""
+        return None
+
+    @property
     def core(self) -> Any:
         """See `EnvAdapter`; one that takes any batch has all of its state in TensorDicts."""
         return self.env if self.env.batch_locked else None

@@ -137,6 +137,11 @@ class UnwrappingAdapter(TensorDictAdapter):
     def needs_reset(self, needs_reset: bool) -> None:
         self._inner.needs_reset = needs_reset
 
+    @property
+    def generator(self) -> Any:
+        """That of the env inside, which steps in its place."""
+        return self._inner.generator
+
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         self._decoders.clear()
         own: dict[str, Arrays] = {STATUS: {key: array[row : row + 1] for key, array in arrays[STATUS].items()}}

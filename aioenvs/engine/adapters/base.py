@@ -148,6 +148,13 @@ class EnvAdapter(Protocol):
     needs_reset: bool
 
     @property
+    def generator(self) -> Any:
+        """The generator that whoever has it step puts in the place of numpy's meanwhile (`NumpyTurns`).
+
+        None for an env that leaves numpy's alone, or exchanges whatever it draws from by itself.
+        """
+
+    @property
     def core(self) -> Any:
         """The object that no other env may share: the innermost env; None if it keeps nothing of its own."""
 

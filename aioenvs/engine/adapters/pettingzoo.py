@@ -86,7 +86,7 @@ class PettingZooAdapter(GymAdapter):
     def bind(self, arrays: Mapping[str, Arrays], row: int) -> None:
         groups, state = self.description.groups, self.description.state
         self._row = row
-        self._where = arrays[STATUS][LATEST]
+        self._where = arrays[STATUS][LATEST].data
         ended: dict[Any, Ended] = {}
         self._regions = [
             [

@@ -82,44 +82,45 @@ class Worker:
         self._inherited = inherited
         self.host = EnvHost()
         self.max_concurrency: int | None = None
-        self._meter = WaitMeter()
+        self._meter: WaitMeter | None = None  # until it knows enough, where there are several envs
 
     def answer(self, frame: Frame) -> Frame:
         """Do what a frame says, and return what to answer."""
         opcode, sequence, generation, _, body = frame
-        if opcode in (Opcode.START, Opcode.ATTACH, Opcode.CLOSE):
+        if opcode is Opcode.START or opcode is Opcode.ATTACH or opcode is Opcode.CLOSE:
             code, body = self._manage(opcode, body)
             return Frame(code, sequence, generation, (), body)
-        return self.reply(frame, lambda: self._command(frame))
+        return self.reply(frame, self._command)
 
-    def reply(self, frame: Frame, command: Callable[[], Outcome]) -> Frame:
+    def reply(self, frame: Frame, command: Callable[[Frame], Outcome]) -> Frame:
         """Return the reply to a command.
 
         Args:
             frame: Which asked for it.
-            command: Does it, or says what came of it.
+            command: Does what the frame says, or says what came of it.
         """
-        opcode, sequence, generation, _, _ = frame
         try:
-            counts, body = _encode(command(), opcode.name.lower())
+            counts, body = _encode(command(frame), frame.opcode)
         except Exception as error:  # values that cannot be rebuilt here, or are too large to be sent back
             return self.refusal(frame, error)
-        return Frame(Opcode.DONE, sequence, generation, counts, body)
+        return Frame(Opcode.DONE, frame.sequence, frame.generation, counts, body)
 
     def refusal(self, frame: Frame, error: Exception) -> Frame:
         """Return the reply to a command that failed as a whole."""
-        opcode, sequence, generation, positions, _ = frame
-        failures: dict[int, BaseException] = dict.fromkeys(self.host.indices(positions), error)
-        counts, body = _encode(Outcome(failures=failures), opcode.name.lower())
-        return Frame(Opcode.DONE, sequence, generation, counts, body)
+        failures: dict[int, BaseException] = dict.fromkeys(self.host.indices(frame.positions), error)
+        counts, body = _encode(Outcome(failures=failures), frame.opcode)
+        return Frame(Opcode.DONE, frame.sequence, frame.generation, counts, body)
 
     def _command(self, frame: Frame) -> Outcome:
-        opcode, positions, values = frame.opcode, frame.positions, values_of(frame)
-        if opcode not in STEPS:
+        opcode, _, _, positions, body = frame
+        values, meter = values_of(frame) if body else None, self._meter
+        if meter is None or opcode not in STEPS:
             return self.host.execute(opcode, positions, values)
-        with self._meter:
+        with meter:
             outcome = self.host.execute(opcode, positions, values)
-        outcome.waiting = self._meter.verdict(len(positions) or len(self.host), len(self.host))
+        outcome.waiting = meter.verdict(len(positions) or len(self.host), len(self.host))
+        if not meter.measuring:
+            self._meter = None
         return outcome
 
     def _manage(self, opcode: Opcode, body: bytes) -> tuple[Opcode, bytes]:
@@ -157,6 +158,7 @@ class Worker:
         )
         self.host = EnvHost(handling=handling)
         self.max_concurrency = config.max_concurrency
+        self._meter = None if alone else WaitMeter()
         prepared = "torch" in sys.modules
         for env, data in zip(config.env_index, config.factories, strict=True):
             # Pickled ones are a copy for each env, as if each had its own process; inherited ones are what they are.
@@ -182,7 +184,7 @@ def values_of(frame: Frame) -> Any:
     return pickle.loads(frame.body) if frame.body else None
 
 
-def _encode(outcome: Outcome, command: str) -> tuple[tuple[int, ...], bytes]:
+def _encode(outcome: Outcome, command: Opcode) -> tuple[tuple[int, ...], bytes]:
     """In place of positions: finished episodes, and per cent of time spent waiting; and the body, if there is any."""
     counts = (outcome.finished, round(100 * outcome.waiting)) if outcome.finished or outcome.waiting else ()
     if not outcome.failures and not outcome.objects and not outcome.values:
@@ -196,8 +198,8 @@ def _encode(outcome: Outcome, command: str) -> tuple[tuple[int, ...], bytes]:
     return counts, body
 
 
-def _pickled(outcome: Outcome, command: str) -> bytes:
-    failures = {env: capture(error, env, command) for env, error in outcome.failures.items()}
+def _pickled(outcome: Outcome, command: Opcode) -> bytes:
+    failures = {env: capture(error, env, command.name.lower()) for env, error in outcome.failures.items()}
     content = failures, outcome.objects, outcome.values
     try:
         return pickle.dumps(content, pickle.HIGHEST_PROTOCOL)  # quicker by half, and mostly enough

@@ -81,9 +81,7 @@ class Batch:
             else:
                 self._plain.append((env, adapter))
                 self._undone.add(env)
-        if self._plain and turns is None and place is None:
-            loop.call_soon(self._work_here)
-        elif self._plain:
+        if self._plain:
             self._working = loop.create_task(self._work_plainly())
             self._working.add_done_callback(self._plain_ended)
 
@@ -139,23 +137,13 @@ class Batch:
         self._maybe_end()
 
     async def _work_plainly(self) -> None:
-        if self._turns is None:
-            await self._done_plainly(len(self._plain))
-            return
+        most = len(self._plain) if self._turns is None else 1
         while self._plain:
-            async with self._turns:
-                await self._done_plainly(1)
-
-    async def _done_plainly(self, most: int) -> None:
-        try:
-            await done_at(self._place, functools.partial(self._take_plain, most))
-        finally:
-            self._keep_plain()
-
-    def _work_here(self) -> None:
-        self._take_plain(len(self._plain))
-        self._keep_plain()
-        self._maybe_end()
+            async with self._turns or contextlib.nullcontext():
+                try:
+                    await done_at(self._place, functools.partial(self._take_plain, most))
+                finally:
+                    self._keep_plain()
 
     def _take_plain(self, most: int) -> None:
         """Let envs that have not begun do it, up to so many, wherever this is; what comes of it is for the loop."""
@@ -391,7 +379,7 @@ class ConcurrentServer:
     def _ended(self, frame: Frame, batch: Batch, _: asyncio.Future[None]) -> None:
         del self._batches[frame.sequence]
         if not self._told.done():  # else nobody waits for what was cancelled because of that
-            self._send(self._worker.reply(frame, batch.outcome))
+            self._send(self._worker.reply(frame, lambda _: batch.outcome()))
 
     def end(self, how: Frame | None) -> None:
         """Have it end, for a frame that says so, or because the parent is gone."""

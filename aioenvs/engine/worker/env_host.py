@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.failure import advised, annotate, attributed, locate, passable, summary
 from aioenvs.engine.layout import NEXT, ROOT, STATUS, WRITE_HALF, EnvMetadata, Layout
 from aioenvs.engine.protocol import Opcode
+from aioenvs.engine.worker.random_streams import NumpyStream, NumpyTurns
 
 __all__ = ["EnvHost", "Outcome", "Plan"]
 
@@ -39,7 +40,7 @@ class _WriteHalves:
             adapter.take_half(now[row])
 
 
-@dataclass
+@dataclass(slots=True)
 class Outcome:
     """The outcome of a command.
 
@@ -197,6 +198,8 @@ class EnvHost:
 
     def execute(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome:
         """Do what an opcode says, with values by env index where there are any."""
+        if opcode is Opcode.STEP_AND_MAYBE_RESET or opcode is Opcode.STEP:
+            return self._step_here(positions, values, opcode is Opcode.STEP_AND_MAYBE_RESET)
         plan = self.plan(opcode, positions, values or {})
         outcome = Outcome()
         results: dict[int, Any] = {}
@@ -211,10 +214,37 @@ class EnvHost:
                 outcome.failures[env] = error
         return plan.finish(outcome, results)
 
+    def _step_here(self, positions: Sequence[int], inputs: Mapping[int, Objects] | None, maybe_reset: bool) -> Outcome:
+        """Execute a step. The hot path: it needs no plan, and exchanges generators for all envs at once."""
+        for halves in self._write_halves:
+            halves.take()
+        envs = self.select(positions) if positions else self._envs
+        if inputs:
+            _accept(envs, inputs)
+        outcome = Outcome()
+        failures, finished = outcome.failures, []
+        turns, in_place = NumpyTurns(), None
+        try:
+            for env, adapter in envs:
+                try:
+                    if adapter.generator is not in_place:
+                        in_place = adapter.generator
+                        turns.put(in_place)
+                    if adapter.step(maybe_reset):
+                        finished.append(env)
+                except self.fatal:
+                    raise
+                except BaseException as error:
+                    failures[env] = error
+        finally:
+            if in_place is not None:
+                turns.end()
+        return self._stepped(outcome, envs, finished if maybe_reset else (), len(finished))
+
     def plan(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any]) -> Plan:
         """Return the plan for an opcode."""
-        for turns in self._write_halves:
-            turns.take()
+        for halves in self._write_halves:
+            halves.take()
         if opcode is Opcode.RESET:
             return self._reset(positions, values)
         if opcode is Opcode.SEED:
@@ -264,20 +294,38 @@ class EnvHost:
             return self._handling.answer(Attribute(False, error=refusal))
 
     def _step(self, positions: Sequence[int], inputs: Mapping[int, Objects], *, maybe_reset: bool) -> Plan:
+        envs = self.select(positions)
         if inputs:
-            for env, adapter in self.select(positions):
-                adapter.accept(inputs[env])
+            _accept(envs, inputs)
+
+        def step(_: int, adapter: EnvAdapter) -> Any:
+            if adapter.generator is None:
+                return adapter.step(maybe_reset)
+            return NumpyStream(adapter.generator).run(adapter.step, maybe_reset)
 
         def finish(outcome: Outcome, finished: dict[int, bool]) -> Outcome:
-            outcome.finished = len(finished)
-            if self._loose or self._reports_infos:
-                for env, adapter in self.select(positions):
-                    over = maybe_reset and env in finished
-                    if self._loose or over or adapter.objects(NEXT):
-                        self._hand_over(outcome, env, adapter, (NEXT, ROOT) if over else (NEXT,))
-            return outcome
+            return self._stepped(outcome, envs, finished if maybe_reset else (), len(finished))
 
-        return Plan(lambda env, adapter: adapter.step(maybe_reset), finish)
+        return Plan(step, finish)
+
+    def _stepped(
+        self, outcome: Outcome, envs: Iterable[tuple[int, EnvAdapter]], begun: Container[int], finished: int
+    ) -> Outcome:
+        """Complete the outcome of a step.
+
+        Args:
+            outcome: Which has the failures.
+            envs: That took it.
+            begun: Those that have begun another episode.
+            finished: How many ended one.
+        """
+        outcome.finished = finished
+        if self._loose or self._reports_infos:
+            for env, adapter in envs:
+                over = env in begun
+                if self._loose or over or adapter.objects(NEXT):
+                    self._hand_over(outcome, env, adapter, (NEXT, ROOT) if over else (NEXT,))
+        return outcome
 
     def _hand_over(self, outcome: Outcome, env: int, adapter: EnvAdapter, regions: Iterable[str]) -> None:
         """Put into the outcome what of an env's has no fixed shape; an info is there only if it is not empty."""
@@ -314,6 +362,11 @@ class EnvHost:
     def select(self, positions: Sequence[int]) -> Sequence[tuple[int, EnvAdapter]]:
         """The selected envs, with their indices."""
         return [self._envs[position] for position in positions] if positions else self._envs
+
+
+def _accept(envs: Iterable[tuple[int, EnvAdapter]], inputs: Mapping[int, Objects]) -> None:
+    for env, adapter in envs:
+        adapter.accept(inputs[env])
 
 
 def _unsendable(env: int, what: str, error: Exception) -> UnsendableError:

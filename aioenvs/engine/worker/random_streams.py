@@ -21,6 +21,8 @@ __all__ = [
     "PYTHON",
     "Generator",
     "Generators",
+    "NumpyStream",
+    "NumpyTurns",
     "Streams",
     "TrialStreams",
     "as_python",
@@ -310,20 +312,49 @@ class TrialStreams(Streams):
 
 
 class NumpyStream:
-    """The `Streams` of numpy's generator alone, as quick as can be."""
+    """The `Streams` of numpy's generator alone, as quick as can be.
+
+    Attributes:
+        own: The generator.
+    """
 
     def __init__(self, own: Any) -> None:
-        self._own = own
+        self.own = own
 
     def run(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call something with them in place."""
-        _lock.acquire()
+        turns = NumpyTurns()
         try:
-            others = _get_numpy()
-            _set_numpy(self._own)
-            try:
-                return method(*args, **kwargs)
-            finally:
-                _set_numpy(others)
+            turns.put(self.own)
+            return method(*args, **kwargs)
+        finally:
+            turns.end()
+
+
+class NumpyTurns:
+    """The generators of several envs in the place of numpy's, one after the other, until the end of all turns.
+
+    Other threads that want to put some in place wait from the first one to the end.
+    """
+
+    _others: Any = None  # the one that was there before, while another is in its place
+
+    def put(self, own: Any) -> None:
+        """Put a generator in place; None for the one that was there before."""
+        if own is None:
+            self.end()
+            return
+        if self._others is None:
+            _lock.acquire()
+            self._others = _get_numpy()
+        _set_numpy(own)
+
+    def end(self) -> None:
+        """Put back the one that was there before, and let others go on."""
+        if self._others is None:
+            return
+        others, self._others = self._others, None
+        try:
+            _set_numpy(others)
         finally:
             _lock.release()

@@ -31,22 +31,26 @@ def waiting_share(wall: float, cpu: float, pauses: int, steps: int) -> float:
 
 
 class WaitMeter:
-    """Measures the first steps of a worker, and then no more."""
+    """Measures the first steps of a worker, and then no more.
+
+    Attributes:
+        measuring: Whether it still does.
+    """
 
     def __init__(self) -> None:
-        self._measuring = True
+        self.measuring = True
         self._batches = self._steps = 0
         self._wall = self._cpu = 0.0
         self._pauses = 0
 
     def __enter__(self) -> None:
-        if self._measuring:
+        if self.measuring:
             self._count(-1)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._measuring:
+        if self.measuring:
             self._count(1)
             self._batches += 1
 
@@ -63,7 +67,7 @@ class WaitMeter:
             num_envs: How many there are.
         """
         self._steps += stepped
-        if not self._measuring or self._batches < ENOUGH_STEPS or self._wall < ENOUGH_SECONDS:
+        if not self.measuring or self._batches < ENOUGH_STEPS or self._wall < ENOUGH_SECONDS:
             return 0.0
-        self._measuring = False
+        self.measuring = False
         return waiting_share(self._wall, self._cpu, self._pauses, self._steps) if num_envs > 1 else 0.0
