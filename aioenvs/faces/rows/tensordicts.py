@@ -105,6 +105,10 @@ class DenseResults(_Assembly):
             and all(mask in CONTROL for mask in self._masks)
         )
         self._left_behind = frozenset(CONTROL | inputs)
+        # Where besides every leaf is a tensor that stays where it is, the names of the leaves are all that is needed.
+        self._is_plain = self._is_simple and device is None
+        for spec_key, spec in [item for tree in trees.values() for item in tree.leaves.items()]:
+            self._is_plain = self._is_plain and len(spec_key) == 1 and not isinstance(spec, NonTensor)
 
     def _of(self, entries: Entries, names: list[str | None] | None = None) -> TensorDictBase:
         # What the envs answered has the right shapes, so tensordict need not check it again.
@@ -159,6 +163,8 @@ class DenseResults(_Assembly):
         self, td: TensorDictBase, entries: Entries, following: Values, root: Values | None
     ) -> TensorDictBase | None:
         preset = entries.get("next")
+        if self._is_plain and preset is None and type(td) is TensorDict and td.device is None and not td._has_names():
+            return self._after_plain_step(td, entries, following, root)
         if not self._is_simple or isinstance(td, LazyStackedTensorDict):
             outcome = self._build(NEXT, following)
             td.set("next", outcome if preset is None else overlaid(preset, outcome))
@@ -174,6 +180,21 @@ class DenseResults(_Assembly):
             return None
         left_behind = self._left_behind
         return self._of(filled(filled(_nest(root), others, left_behind), entries, left_behind), td._maybe_names())
+
+    def _after_plain_step(
+        self, td: TensorDict, entries: Entries, following: Values, root: Values | None
+    ) -> TensorDictBase | None:
+        """Do the same where nothing has to be looked at: tensors of one level, which stay where they are."""
+        make, size = TensorDict._new_unsafe, self._batch_size
+        outcome = make({key[0]: value for key, value in following.items()}, batch_size=size, device=None, names=None)
+        td._set_str("next", outcome, inplace=False, validated=True)
+        if root is None:
+            return None
+        own = {key[0]: value for key, value in root.items()}
+        for name, value in entries.items():
+            if name not in own and name not in self._left_behind:
+                own[name] = value
+        return make(own, batch_size=size, device=None, names=None)
 
 
 class LazyResults(_Assembly):
