@@ -153,5 +153,5 @@ def test_a_plain_env_costs_few_calls(seeded: bool) -> None:
     own = {name: number for name, number in calls.items() if not name.startswith("QuietEnv")}
     each = sum(number for number in own.values() if number >= count * steps) / (count * steps)
     once = sum(number for number in own.values() if number < count * steps) / steps
-    assert each <= 5, own  # put, step, before, after, write
-    assert once <= 25, own
+    assert each <= 4, own  # put, step, after, write
+    assert once <= 14, own
