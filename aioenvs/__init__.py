@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aioenvs import envs, errors, specs, testing
     from aioenvs.anything import Anything
-    from aioenvs.collectors.async_collector import AsyncCollector
-    from aioenvs.collectors.collector import Collector
+    from aioenvs.collectors.collector import AsyncCollector, Collector
     from aioenvs.envs.base import EnvBase
     from aioenvs.envs.check import check_env_specs
     from aioenvs.envs.creator import EnvCreator
@@ -55,7 +54,7 @@ __all__ = [
 
 _HOMES = {
     "Anything": "aioenvs.anything",
-    "AsyncCollector": "aioenvs.collectors.async_collector",
+    "AsyncCollector": "aioenvs.collectors.collector",
     "AsyncParallelEnv": "aioenvs.faces.async_envs",
     "AsyncSerialEnv": "aioenvs.faces.async_envs",
     "Collector": "aioenvs.collectors.collector",

@@ -13,10 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from aioenvs.cli.bench import BenchOptions, bench
-from aioenvs.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, describe_failure
 from aioenvs.cli.report import EpisodeStats, RunOptions, RunReport, live_line, print_summary, private_memory
-from aioenvs.cli.targets import factory_named
+from aioenvs.cli.targets import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, describe_failure, factory_named
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
     from aioenvs import AsyncParallelEnv, AsyncSerialEnv
+    from aioenvs.cli.bench import BenchOptions
 
 __all__ = ["main"]
 
@@ -148,7 +147,7 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}")
 
 
-def check_bench_options(options: BenchOptions) -> None:
+def check_bench_options(options: "BenchOptions") -> None:
     """Check what no single argument can tell.
 
     Raises:
@@ -309,7 +308,10 @@ def _run(options: RunOptions) -> int:
     return run(options)
 
 
-def _bench(options: BenchOptions) -> int:
+def _bench(given: dict[str, Any]) -> int:
+    from aioenvs.cli.bench import BenchOptions, bench
+
+    options = BenchOptions(**given)
     check_bench_options(options)
     return bench(options)
 
@@ -335,7 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return _run(RunOptions(**given)) if name == "run" else _bench(BenchOptions(**given))
+        return _run(RunOptions(**given)) if name == "run" else _bench(given)
     except UsageError as error:
         command.error(str(error))
     except CommandError as error:

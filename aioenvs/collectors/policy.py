@@ -16,9 +16,8 @@ from tensordict.nn import InteractionType, set_interaction_type
 from aioenvs.engine.portal import awaited, driven
 from aioenvs.errors import shown
 from aioenvs.faces.commands import AsyncEnvs
-from aioenvs.tensors.device import Device, Fence, backend_of, named_device
+from aioenvs.tensors.device import Device, Fence, Transfer, backend_of, named_device
 from aioenvs.tensors.rollout import Policy, as_policy, with_action
-from aioenvs.tensors.transfer import Transfer
 from aioenvs.tensors.trees import exchanged, tensors_of
 
 __all__ = ["PolicyRunner", "PolicyTransfer", "can_visit", "places_of"]

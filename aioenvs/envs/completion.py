@@ -13,7 +13,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorD
 from aioenvs.envs.spec_index import SpecIndex
 from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.specs import TensorSpec
-from aioenvs.specs.tensorclasses import is_structure, like, opened
+from aioenvs.specs.mapping import is_structure, like, opened
 from aioenvs.tensors.done import complete_done, ruling_keys
 from aioenvs.tensors.step_mdp import NestedKey
 

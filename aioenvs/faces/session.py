@@ -22,9 +22,8 @@ from aioenvs.faces.requests import index_of
 from aioenvs.faces.rows.exchange import Exchange, Rows, Values
 from aioenvs.faces.rows.reader import Ledger, placed
 from aioenvs.faces.rows.tensordicts import DenseResults, LazyExchange, LazyResults, Results
-from aioenvs.tensors.device import DeviceBackend, Fence, backend_of, checked_device
+from aioenvs.tensors.device import DeviceBackend, Fence, Transfer, backend_of, checked_device
 from aioenvs.tensors.step_mdp import NestedKey
-from aioenvs.tensors.transfer import Transfer
 from aioenvs.tensors.trees import Tree, exchanged, region_trees, tensors_of
 
 __all__ = ["BatchSpec", "EnvSelection", "Session"]

@@ -22,8 +22,8 @@ from aioenvs.specs.base import DeviceLike, Lead, TensorSpec, ends_with
 from aioenvs.specs.composite import Composite
 from aioenvs.specs.interval import Unbounded
 from aioenvs.specs.leaf import LeafSpec, key_prefix, open_shape
+from aioenvs.specs.mapping import is_structure, like, opened
 from aioenvs.specs.stacked import stack_specs
-from aioenvs.specs.tensorclasses import is_structure, like, opened
 
 
 class NonTensor(LeafSpec):

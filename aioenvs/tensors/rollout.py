@@ -12,8 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from aioenvs.errors import shown
 from aioenvs.hints import describe
-from aioenvs.tensors.done import any_done, done_mask, nodes_of, terminated_or_truncated
-from aioenvs.tensors.resets import merged
+from aioenvs.tensors.done import any_done, done_mask, merged, nodes_of, terminated_or_truncated
 from aioenvs.tensors.step_mdp import is_node, next_root
 from aioenvs.tensors.storage import StepStorage, name_time, size_of
 

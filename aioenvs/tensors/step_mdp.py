@@ -12,8 +12,7 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, Tensor
 
 from aioenvs.engine.layout import Key
 from aioenvs.hints import describe
-from aioenvs.specs.mapping import NestedKey
-from aioenvs.specs.tensorclasses import is_structure, like, opened
+from aioenvs.specs.mapping import NestedKey, is_structure, like, opened
 
 __all__ = [
     "CONTROL",

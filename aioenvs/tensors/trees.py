@@ -25,7 +25,7 @@ from tensordict import (
 from aioenvs.engine.adapters.copying import received
 from aioenvs.engine.layout import INPUT, NEXT, ROOT, Key
 from aioenvs.specs import Composite, NonTensor, StackedComposite, TensorSpec
-from aioenvs.specs.tensorclasses import dressed, is_structure, like, opened
+from aioenvs.specs.mapping import dressed, is_structure, like, opened
 from aioenvs.tensors.step_mdp import NestedKey
 
 __all__ = [

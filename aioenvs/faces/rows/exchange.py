@@ -22,9 +22,9 @@ from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.faces.rows.inputs import InputLeaf, InputObjects, Inputs, Rows, check_fits, selector
 from aioenvs.faces.rows.reader import Ledger, Lent, Reader
 from aioenvs.specs import NonTensor, TensorSpec
+from aioenvs.tensors.device import Transfer
 from aioenvs.tensors.step_mdp import CONTROL
 from aioenvs.tensors.storage import array_of
-from aioenvs.tensors.transfer import Transfer
 from aioenvs.tensors.trees import Key, Tree, copied, is_loose, objects_of
 
 __all__ = ["Exchange", "Rows", "Values"]

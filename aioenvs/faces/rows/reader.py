@@ -18,7 +18,7 @@ from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.faces.batch_specs import EnvSpecs
 from aioenvs.faces.rows.inputs import Bounds, Rows, selector
 from aioenvs.specs import NonTensor
-from aioenvs.tensors.transfer import Transfer, typed
+from aioenvs.tensors.device import Transfer, typed
 from aioenvs.tensors.trees import Key, Tree, non_tensor, region_trees
 
 __all__ = ["Ledger", "Lent", "Reader", "placed"]

@@ -20,8 +20,8 @@ from aioenvs.faces.rows.exchange import Exchange, Rows, Values
 from aioenvs.faces.rows.inputs import Inputs
 from aioenvs.faces.rows.reader import placed
 from aioenvs.specs import NonTensor
+from aioenvs.tensors.device import Transfer
 from aioenvs.tensors.step_mdp import CONTROL, Entries, filled, flat_key, next_root, overlaid
-from aioenvs.tensors.transfer import Transfer
 from aioenvs.tensors.trees import Key, Tree, copied, nested_key, non_tensor, objects_of, plain
 
 __all__ = ["DenseResults", "LazyExchange", "LazyResults", "Results"]
