@@ -73,9 +73,8 @@ class Profile:
 class Setting:
     """One way of hosting some envs.
 
-    Attributes:
-        kind: "serial", "process", "thread", or "gymnasium" for its `AsyncVectorEnv`.
-        count: Processes or threads; 0 for the calling process.
+    Its kind is "serial", "process", "thread", or "gymnasium" for its `AsyncVectorEnv`; it has so many processes or
+    threads, 0 for the calling process.
     """
 
     kind: str
@@ -106,13 +105,7 @@ class Setting:
 
 @dataclass
 class Measured:
-    """A setting with its measured speed, or why it failed.
-
-    Attributes:
-        setting: It.
-        speeds: Env steps per second of each turn.
-        failure: Why there are none, if so.
-    """
+    """A setting with the env steps per second of each turn, or why there are none."""
 
     setting: Setting
     speeds: list[float]
@@ -137,13 +130,9 @@ def settings_to_try(
 ) -> list[Setting]:
     """Return the settings that are worth a trial.
 
-    Args:
-        profile: What is known of the env.
-        num_workers: How many envs there shall be.
-        cores: How many cores are available.
-        num_processes: Which numbers of processes to try; None for 1, the powers of two up to the cores, the cores, and
-            one for each env; for envs that wait, a few times the cores as well. Coroutine envs, which wait together
-            within a process, get no more than the cores.
+    `num_processes` are the numbers of processes to try; None for 1, the powers of two up to the cores, the cores, and
+    one for each env; for envs that wait, a few times the cores as well. Coroutine envs, which wait together within a
+    process, get no more than the cores.
     """
     most = min(num_workers, MOST_TRIED)
     if num_processes is None:
@@ -162,14 +151,7 @@ def settings_to_try(
 def recommend(profile: Profile, results: Sequence[Measured], num_workers: int, cores: int) -> Advice:
     """Choose the simplest setting of those that are nearly as quick as the quickest.
 
-    Args:
-        profile: What is known of the env.
-        results: What was measured.
-        num_workers: How many envs there are.
-        cores: How many cores are available.
-
-    Raises:
-        ValueError: If no setting of aioenvs was measured.
+    ValueError if no setting of aioenvs was measured.
     """
     own = [found for found in results if found.setting.kind != "gymnasium" and found.speed]
     if not own:
@@ -240,15 +222,7 @@ def size_of(value: Any) -> int:
 
 
 def profile_of(factory: Any, seconds: float) -> Profile:
-    """Build one env in this process, step it with random actions for some seconds, and close it.
-
-    Args:
-        factory: What `SerialEnv` takes.
-        seconds: How long.
-
-    Raises:
-        Exception: What the env, or what makes it, raised.
-    """
+    """Build one env in this process, step it with random actions for some seconds, and close it."""
     with _one_env(factory) as (env, awaits):
         began = time.perf_counter()
         is_tensor_env = awaits or hasattr(env, "output_spec")
@@ -343,16 +317,9 @@ def _timed(step: Round, seconds: float) -> tuple[float, float, int, int]:
 def try_all(
     factory: Any, num_workers: int, settings: Sequence[Setting], seconds: float, show: Callable[[str], None]
 ) -> Generator[list[Measured], None, None]:
-    """Start all settings, and let them take turns.
+    """Start all settings, and let them take turns, all turns of each so many seconds together; `show` is told of it.
 
     Those that fail take no further turns; the result says why. Leaving the generator closes all envs.
-
-    Args:
-        factory: What a batched env takes.
-        num_workers: How many envs each setting has.
-        settings: The settings.
-        seconds: How long each is stepped, all turns together.
-        show: Is told what happens.
 
     Yields:
         What is known after each turn of all, one for each setting: the same list each time.
@@ -460,16 +427,9 @@ class BenchOptions:
 
 
 def bench(options: BenchOptions) -> int:
-    """Carry out ``aioenvs bench``.
+    """Carry out ``aioenvs bench``; returns the exit code.
 
-    Args:
-        options: What was asked.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        CommandError: The env is not there, or does not run.
+    CommandError if the env is not there, or does not run.
     """
     factory, cores = factory_named(options.target), available_cores()
     results: list[Measured] = []

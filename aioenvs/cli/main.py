@@ -148,11 +148,7 @@ def _seconds(text: str) -> float:
 
 
 def check_bench_options(options: "BenchOptions") -> None:
-    """Check what no single argument can tell.
-
-    Raises:
-        UsageError: Two of the arguments contradict each other.
-    """
+    """Check what no single argument can tell; UsageError if two of them contradict each other."""
     most = max(options.num_processes or [1])
     if most > options.num_workers:
         raise UsageError(
@@ -162,11 +158,7 @@ def check_bench_options(options: "BenchOptions") -> None:
 
 
 def check_options(options: RunOptions) -> None:
-    """Check what no single argument can tell.
-
-    Raises:
-        UsageError: Two of the arguments contradict each other.
-    """
+    """Check what no single argument can tell; UsageError if two of them contradict each other."""
     backend = options.backend
     if backend != "process" and options.start_method is not None:
         why = "whose actors Ray starts" if backend == "ray" else "which starts no process"
@@ -181,16 +173,9 @@ def check_options(options: RunOptions) -> None:
 
 
 def run(options: RunOptions) -> int:
-    """Carry out ``aioenvs run``.
+    """Carry out ``aioenvs run``, whose options `check_options` has checked; returns the exit code.
 
-    Args:
-        options: What was asked, checked by `check_options`.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        CommandError: There is no such environment, what it needs is missing, or the run failed.
+    CommandError if there is no such environment, what it needs is missing, or the run failed.
     """
     if options.backend == "ray":
         _check_ray()

@@ -64,12 +64,7 @@ class EpisodeStats:
         self._total = 0.0
 
     def update(self, reward: npt.NDArray[np.floating], done: npt.NDArray[np.bool_]) -> None:
-        """Add one step of every environment.
-
-        Args:
-            reward: The rewards, of shape ``(num_envs,)``.
-            done: Which episodes ended with this step, of shape ``(num_envs,)``.
-        """
+        """Add one step of every environment: its rewards and whether its episode ended, both ``(num_envs,)``."""
         self._running += reward
         if done.any():
             finished = self._running[done].tolist()

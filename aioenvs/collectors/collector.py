@@ -28,14 +28,7 @@ __all__ = ["AsyncCollector", "Collector", "Saved"]
 
 @dataclass(frozen=True)
 class Saved:
-    """All that is part of a state.
-
-    Attributes:
-        env: The envs, none of which is at work.
-        actor: The policy.
-        progress: How far the run has come.
-        ids: Numbers the trajectories.
-    """
+    """All that is part of a state: envs, none of which is at work, the policy, how far the run is, and the numbers."""
 
     env: AsyncEnvs
     actor: PolicyRunner
@@ -53,15 +46,10 @@ class Saved:
         return state
 
     async def restore(self, state: Mapping[str, Any], *, strict: bool) -> None:
-        """Make it what it was.
+        """Make it what it was when `take` returned the state.
 
-        Args:
-            state: What `take` returned.
-            strict: Whether it must have the states of envs and policy, with just the keys that these have.
-
-        Raises:
-            KeyError: If something is missing.
-            TypeError: If it has the state of a policy, and the policy has none.
+        If `strict`, it must have the states of envs and policy, with just the keys that these have. What is missing
+        is a KeyError, the state of a policy where the policy has none a TypeError.
         """
         frames, iterations, following = (state[name] for name in ("frames", "iter", "traj_ids"))
         if strict and self.actor.module is not None and "policy_state_dict" not in state:

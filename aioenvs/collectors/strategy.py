@@ -57,14 +57,9 @@ class ShieldedCommand:
         return self._task is not None
 
     async def result(self, command: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """The result of the command that is under way, or else of this one.
+        """The result of the command that is under way, or else of this one, which is begun; raises what that raised.
 
-        Args:
-            command: Begins it.
-
-        Raises:
-            ClosedError: If it was cancelled by `cancel`.
-            Exception: Whatever the command raised.
+        ClosedError if it was cancelled by `cancel`.
         """
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(_apart(command))
@@ -123,12 +118,7 @@ class TrajectoryIds:
         return torch.arange(self.following - count, self.following).reshape(torch.Size(shape))
 
     def renewed(self, ids: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
-        """Return these numbers, with new ones where a trajectory ended.
-
-        Args:
-            ids: Int64.
-            ended: Bool, of the same shape.
-        """
+        """Return these numbers, int64, with new ones where a trajectory ended, which bools of the same shape say."""
         flags = array_of(ended)
         count = int(np.count_nonzero(flags))
         if not count:
@@ -145,11 +135,7 @@ Act = Callable[[TensorDictBase], Awaitable[TensorDictBase]]  # the policy: from 
 class CollectStrategy(ABC):
     """Collects batch after batch, and goes on where an exception, or being cancelled, made it stop.
 
-    Args:
-        env: The envs, which run.
-        steps: How many steps make a batch.
-        device: Where batches are kept.
-        ids: Numbers the trajectories.
+    The envs run; so many steps make a batch, which is kept on a device, and `ids` numbers the trajectories.
     """
 
     flat: bool
@@ -203,12 +189,7 @@ class CollectStrategy(ABC):
         return self._storage is None
 
     async def batch(self, act: Act, batches: int | None) -> TensorDictBase:
-        """The next batch.
-
-        Args:
-            act: The policy.
-            batches: How many are to come, with this one; None for any number.
-        """
+        """The next batch, the first of so many that are to come; None for any number."""
         if self._storage is None:
             self._storage = StepStorage(self._steps, self._device, flat=self.flat, crossing=self._crossing)
         await self._fill(self._storage, act, None if batches is None else (batches - 1) * self._steps)
@@ -217,13 +198,7 @@ class CollectStrategy(ABC):
 
     @abstractmethod
     async def _fill(self, storage: StepStorage, act: Act, more: int | None) -> None:
-        """Write until the storage is full.
-
-        Args:
-            storage: Perhaps partly full.
-            act: The policy.
-            more: How many steps are wanted after it; None for any number.
-        """
+        """Write until the storage is full; so many `more` steps are wanted after it, or any number."""
 
     @abstractmethod
     async def settle(self) -> None:
@@ -236,8 +211,7 @@ class CollectStrategy(ABC):
     async def abandon(self, *, drains: bool) -> None:
         """Have nothing to do with the envs any more; what they are at work on is dropped.
 
-        Args:
-            drains: Whether to see to it that others can use them.
+        `drains` is whether to see to it that others can use them.
         """
         await self._errand.cancel()
 
@@ -379,14 +353,8 @@ class FirstReady(CollectStrategy):
 
     Each env is at work, or ready: its root is here and waits for an action. While the policy chooses for those that are
     ready, the others work. An env that is neither begins a new episode, whatever the reason: at the beginning, since it
-    failed, or since somebody else received its step.
-
-    Args:
-        env: The envs, which run.
-        steps: How many steps of single envs make a batch.
-        device: Where batches are kept.
-        ids: Numbers the trajectories.
-        min_get: How many envs to wait for, where so many are at work and a batch has room for them.
+    failed, or since somebody else received its step. `min_get` envs are waited for, where so many are at work and a
+    batch has room for them.
     """
 
     flat = True

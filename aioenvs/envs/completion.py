@@ -36,12 +36,7 @@ class _Node:
 
 
 class Outcomes:
-    """The checks of one env's results, prepared once per spec.
-
-    Args:
-        index: The env's specs.
-        ndim: Its number of batch dims.
-    """
+    """The checks of one env's results, prepared once per spec; `ndim` is the env's number of batch dims."""
 
     def __init__(self, index: SpecIndex, ndim: int) -> None:
         self._ndim = ndim
@@ -57,12 +52,8 @@ class Outcomes:
     def of_step(self, out: TensorDictBase, shape: torch.Size) -> TensorDictBase:
         """A step's result with all done flags, and rewards of the right shape; changed in place.
 
-        Args:
-            out: What `_step` returned.
-            shape: The batch size of the step's input.
-
-        Raises:
-            SpecMismatchError: If an observation or a reward is missing, or has another number of elements.
+        `shape` is the batch size of the step's input. An observation or a reward that is missing, or that has another
+        number of elements, is a SpecMismatchError.
         """
         lead = shape[: len(shape) - self._ndim]
         for path, node in self._nodes.items():
@@ -81,13 +72,8 @@ class Outcomes:
     def of_reset(self, out: TensorDictBase, shape: torch.Size, *, partial: bool) -> TensorDictBase:
         """A reset's result with all done flags; changed in place.
 
-        Args:
-            out: What `_reset` returned.
-            shape: The batch size of a full reset.
-            partial: Whether only some were reset, so that entries may be missing.
-
-        Raises:
-            SpecMismatchError: If an observation is missing.
+        `shape` is the batch size of a full reset; of a `partial` one, entries may be missing, which else are a
+        SpecMismatchError.
         """
         lead = shape[: len(shape) - self._ndim]
         for path, node in self._nodes.items():
@@ -236,11 +222,7 @@ def _like(mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def whole_rows(mask: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:
-    """A `_step` mask as one of the batch's shape.
-
-    Args:
-        mask: bool, `(*batch_size, *)`.
-        batch_size: Of the TensorDict that it came in.
+    """A `_step` mask, bool `(*batch_size, *)`, as one of the batch's shape.
 
     Raises:
         ValueError: If it selects some but not all of what belongs to one env, or has another shape.
@@ -270,13 +252,7 @@ def idle(td: TensorDictBase, index: SpecIndex, ndim: int) -> TensorDictBase:
 
 
 def scattered(base: TensorDictBase, rows: torch.Tensor, part: TensorDictBase) -> TensorDictBase:
-    """Put the values of some rows into `base`, in place; where it has none, the other rows become zeros.
-
-    Args:
-        base: Of batch size `rows.shape`.
-        rows: Which they are, bool.
-        part: Their values, of batch size `(rows.sum(),)`.
-    """
+    """Put the values `(rows.sum(),)` of some rows into `base`, in place; where it has none, other rows become zeros."""
     for name in list(part.keys()):
         value, before = part.get(name), base.get(name, None)
         if is_non_tensor(value):

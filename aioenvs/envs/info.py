@@ -301,13 +301,7 @@ def _entry(info: Any, path: Key) -> Any:
 
 
 def _leaves(info: Info, ignore_private: bool, path: Key = (), around: tuple[int, ...] = ()) -> Iterator[Key]:
-    """The paths of what is no dict.
-
-    Args:
-        info: A dict of nested ones.
-        ignore_private: Whether names that begin with an underscore are left out.
-        path: Of that dict.
-        around: The dicts around it.
+    """The paths of what is no dict in a dict of nested ones, which is at `path`, within those of `around`.
 
     Raises:
         SpecMismatchError: A dict contains itself.

@@ -17,13 +17,7 @@ __all__ = ["INPUTS", "OUTPUTS", "SpecIndex", "by_depth", "draw_allowed", "mask_k
 def mask_keys(actions: Composite, keys: Iterable[NestedKey], observations: Composite) -> dict[NestedKey, NestedKey]:
     """Find the observations that say which actions are allowed: `action_mask` beside one, a flag for each choice.
 
-    Args:
-        actions: The specs of the actions.
-        keys: Those of the actions.
-        observations: The specs of the observations.
-
-    Returns:
-        The keys of the masks, by those of the actions.
+    The keys of the masks are returned by those of the actions.
     """
     found: dict[NestedKey, NestedKey] = {}
     known = set(observations.keys(True, True))
@@ -62,12 +56,7 @@ def by_depth(keys: Iterable[NestedKey]) -> list[NestedKey]:
 
 
 class SpecIndex:
-    """Keys and leaves of one pair of specs, worked out when first asked for.
-
-    Args:
-        output_spec: Of `full_observation_spec`, `full_reward_spec` and `full_done_spec`.
-        input_spec: Of `full_action_spec` and `full_state_spec`.
-    """
+    """Keys and leaves of one pair of specs, an output and an input spec, worked out when first asked for."""
 
     def __init__(self, output_spec: Composite, input_spec: Composite) -> None:
         self.output_spec = output_spec

@@ -509,8 +509,7 @@ class SettableSpecs(Described):
 def complete_done_spec(spec: Composite) -> Composite:
     """Give each done node `done` and `terminated`, like the one it has; an empty one gets both.
 
-    Raises:
-        ValueError: If flags of one node differ in their shape.
+    Flags of one node that differ in their shape are a ValueError.
     """
     leaves = {name: leaf for name, leaf in spec.items() if not isinstance(leaf, Composite)}
     if len({leaf.shape for leaf in leaves.values()}) > 1:

@@ -61,14 +61,8 @@ def has_values_of(
 ) -> bool:
     """Whether values of these specs are those of a wrapped env's spaces, but for integers that are one-hot.
 
-    Actions may be in any case, and observations if `encodes`.
-
-    Args:
-        inner: What the wrapped env says of itself.
-        output_spec: Of `full_observation_spec`, `full_reward_spec` and `full_done_spec`.
-        input_spec: Of `full_action_spec` and `full_state_spec`.
-        names: What the specs call values of the spaces, where that is not the same.
-        encodes: Whether observed integers from 0 on may be one-hot.
+    Actions may be in any case, and observations, of integers from 0 on, if `encodes`. `names` has what the specs call
+    values of the spaces, where that is not the same.
     """
     trees = region_trees(output_spec, input_spec)
     spaces = {
@@ -105,12 +99,8 @@ def _is_one_hot(spec: TensorSpec) -> bool:
 class UnwrappingAdapter(TensorDictAdapter):
     """Drives the env inside a wrapper for whose specs `has_values_of` holds.
 
-    Args:
-        env: The env.
-        env_index: Its index, for messages.
-        handling: What is done about its random numbers; its values take the same way in any case.
-        inner: Drives the wrapped env.
-        names: What the wrapper calls values of the spaces, where that is not the same.
+    `inner` drives the wrapped env; of `handling`, only what is said of random numbers matters, since values take the
+    same way in any case. `names` has what the wrapper calls values of the spaces, where that is not the same.
     """
 
     def __init__(
@@ -173,8 +163,7 @@ class UnwrappingAdapter(TensorDictAdapter):
     def _decoder(self, key: Key, spec: TensorSpec, row: NDArray[Any], target: NDArray[Any]) -> Converter:
         """A function that brings the action of the next step from the env's row to where its adapter reads it.
 
-        Raises:
-            SpecMismatchError: From that function, if the value is none of the spec.
+        It raises SpecMismatchError if the value is none of the spec.
         """
         value = tensor_of(row, spec.dtype)
 
@@ -203,8 +192,7 @@ class UnwrappingAdapter(TensorDictAdapter):
     def _encoder(self, key: Key, row: NDArray[Any], source: NDArray[Any]) -> Converter:
         """A function that brings the integer which was observed to the env's row, as a one-hot vector.
 
-        Raises:
-            SpecMismatchError: From that function, if it is out of range.
+        It raises SpecMismatchError if it is out of range.
         """
 
         def encode() -> None:
@@ -255,13 +243,7 @@ class UnwrappingAdapter(TensorDictAdapter):
 
 
 class WrapperAdapter(UnwrappingAdapter):
-    """Drives the env inside a wrapper of this package for which `can_see_through` holds.
-
-    Args:
-        env: The wrapper.
-        env_index: Its index, for messages.
-        handling: What is done about its random numbers; its values take the same way in any case.
-    """
+    """Drives the env inside a wrapper of this package for which `can_see_through` holds."""
 
     def __init__(self, env: EnvWrapper, env_index: int, handling: Handling) -> None:
         super().__init__(env, env_index, handling, env.make_adapter(env_index, env._who, handling.generators))
@@ -276,13 +258,7 @@ class WrapperAdapter(UnwrappingAdapter):
 
 
 def adapted(env: Any, env_index: int, handling: Handling) -> TensorDictAdapter:
-    """The adapter for an env that deals in TensorDicts. The engine finds this function by its name.
-
-    Args:
-        env: The env.
-        env_index: Its index, for messages.
-        handling: How it is driven.
-    """
+    """The adapter for an env that deals in TensorDicts. The engine finds this function by its name."""
     if any(base.__module__.startswith("torchrl.") for base in type(env).__mro__):
         theirs = importlib.import_module("aioenvs.integrations.torchrl.worker")
         adapter: TensorDictAdapter = theirs.adapted(env, env_index, handling)

@@ -23,12 +23,9 @@ S = TypeVar("S")
 def dtype_or_device_first(
     position: int,
 ) -> Callable[[Callable[Concatenate[S, P], None]], Callable[Concatenate[S, P], None]]:
-    """Let a constructor take `device` and `dtype` by position in either order.
+    """Let a constructor take `device`, at a position without counting `self`, and then `dtype`, in either order.
 
     The device comes first in TorchRL, where the dtype often stands first in torch.
-
-    Args:
-        position: where the device is expected, without counting `self`; the dtype comes behind it.
     """
 
     def decorate(init: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:

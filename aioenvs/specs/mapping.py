@@ -36,8 +36,7 @@ def opened(value: Any) -> Any:
 def dressed(td: Any, data_cls: Any) -> Any:
     """A TensorDict in a tensorclass, whose fields without an entry are None; as it is without a class.
 
-    Raises:
-        ValueError: an entry is no field of the class.
+    An entry that is no field of the class is a ValueError.
     """
     if data_cls is None or not is_tensorclass(data_cls):
         return td

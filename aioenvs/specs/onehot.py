@@ -42,12 +42,7 @@ def as_mask(mask: Any, size: Sequence[int], spec: TensorLeafSpec) -> torch.Tenso
 
 
 def draw_masked(mask: torch.Tensor, size: torch.Size, spec: TensorLeafSpec) -> torch.Tensor:
-    """Draw indices along the last dim of the mask where it is True, int64 of shape `size`.
-
-    Args:
-        mask: bool `(*shape, n)`.
-        size: `(*lead, *shape)`.
-        spec: for the message.
+    """Draw indices along the last dim of a mask `(*shape, n)` where it is True: int64 of `size`, `(*lead, *shape)`.
 
     Raises:
         ValueError: the mask is False for all n somewhere.

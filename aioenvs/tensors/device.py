@@ -162,11 +162,7 @@ class _CudaFence:
 
 
 class CudaBackend(DeviceBackend):
-    """Copies on a stream beside those that compute, in both directions.
-
-    Args:
-        device: A CUDA device; the current one if it has no number.
-    """
+    """Copies of a CUDA device, by default the current one, on a stream beside those that compute, both ways."""
 
     pins = True
     PORTABLE = 1  # cudaHostRegisterPortable: pinned for all devices
@@ -238,9 +234,7 @@ Device = torch.device | str | int | DeviceBackend | None
 def named_device(device: Any) -> torch.device | None:
     """The device that an argument means; None for None.
 
-    Raises:
-        TypeError: If it is nothing that names a device.
-        ValueError: If there is no device of such a name.
+    TypeError if it is nothing that names a device, ValueError if there is no device of such a name.
     """
     if device is None:
         return None
@@ -259,12 +253,7 @@ def named_device(device: Any) -> torch.device | None:
 
 
 def checked_device(device: Any) -> torch.device | None:
-    """Return the checked device of results.
-
-    Raises:
-        TypeError: If it is nothing that names a device.
-        ValueError: If there is no device of such a name, or it can hold no data.
-    """
+    """Return the checked device of results; as `named_device`, and ValueError for one that can hold no data."""
     checked = named_device(device)
     if checked is not None and checked.type == "meta":
         raise ValueError("results cannot go to the device 'meta', which holds no data")
@@ -272,11 +261,7 @@ def checked_device(device: Any) -> torch.device | None:
 
 
 def require_device(device: torch.device) -> None:
-    """Say so if a device is not there.
-
-    Raises:
-        AioEnvsError: If it is not.
-    """
+    """Raise AioEnvsError if a device is not there."""
     try:
         torch.empty(0, device=device)
     except Exception as error:  # whatever the library of the device says
@@ -441,11 +426,7 @@ class Transfer:
         return tensor.cpu() if own is None else own
 
     def bring(self, source: torch.Tensor, *, lasts: bool = False) -> tuple[torch.Tensor, Fence]:
-        """Bring bytes of the host to the device.
-
-        Args:
-            source: The bytes.
-            lasts: Whether nobody will write to them any more.
+        """Bring bytes of the host to the device; `lasts` says that nobody will write to them any more.
 
         Returns:
             What arrives there, which the caller's stream can use; and the fence of the source.

@@ -71,27 +71,17 @@ def ruling_keys(keys: Iterable[NestedKey]) -> list[NestedKey]:
 
 
 def any_done(td: TensorDictBase, done_keys: Sequence[NestedKey]) -> bool:
-    """Whether an episode ended anywhere, by the root rule. Flags that are missing count as False.
-
-    Args:
-        td: What holds the flags: a root, or what is under `next`.
-        done_keys: All flags that are declared.
-    """
+    """Whether an episode ended anywhere, by the root rule, in a root or a `next`; missing flags count as False."""
     if isinstance(td, LazyStackedTensorDict):
         return any(any_done(part, done_keys) for part in td.tensordicts)
     return any(bool(flag.any()) for flag in _ruling_flags(td, done_keys, every=False))
 
 
 def done_mask(td: TensorDictBase, done_keys: Sequence[NestedKey], *, every: bool = False) -> torch.Tensor:
-    """For which elements of the batch the episode ended, by the root rule.
+    """For which elements of the batch the episode ended, by the root rule: bool of shape `td.batch_size`.
 
-    Args:
-        td: What holds the flags: a root, or what is under `next`.
-        done_keys: All flags that are declared. Those that are missing count as False.
-        every: Whether all that an element holds (agents, nodes) must have ended, rather than any.
-
-    Returns:
-        A mask of shape `td.batch_size`, bool.
+    Of the declared `done_keys`, those that are missing count as False. With `every`, all that an element holds (agents,
+    nodes) must have ended, rather than any.
     """
     if isinstance(td, LazyStackedTensorDict):
         return torch.stack([done_mask(part, done_keys, every=every) for part in td.tensordicts], td.stack_dim)
@@ -148,17 +138,10 @@ def over_extra_dims(mask: torch.Tensor, ndim: int, *, every: bool = False) -> to
 
 
 def complete_done(td: TensorDictBase, done_keys: Sequence[NestedKey]) -> TensorDictBase:
-    """Set the declared flags that are missing, in place, in every node that exists.
+    """Set the declared flags that are missing, in place, in every node that exists; returns `td`.
 
     `done` is `terminated | truncated`, `terminated` is `done`, `truncated` is False; all are False where a node has
     none of them.
-
-    Args:
-        td: What a reset or a step returned.
-        done_keys: All flags that are declared.
-
-    Returns:
-        The same `td`.
 
     Raises:
         RuntimeError: If a node has `done` and `truncated`, which does not tell what `terminated` is.
@@ -256,14 +239,9 @@ def _ended(td: TensorDictBase, spec: Any, found: list[tuple[TensorDictBase, torc
 
 
 def reset_mask(td: TensorDictBase, reset_keys: Sequence[NestedKey]) -> torch.Tensor | None:
-    """Which elements of the batch a reset is meant for, by the root rule.
+    """Which elements of the batch a reset is meant for, by the root rule: bool of shape `td.batch_size`; None for all.
 
-    Args:
-        td: What the reset was given.
-        reset_keys: The keys of all masks that there may be, each shaped like the flags of its node.
-
-    Returns:
-        A mask of shape `td.batch_size`; None if there are no masks, so that all are meant.
+    `reset_keys` are the keys of all masks that there may be, each shaped like the flags of its node.
 
     Raises:
         ValueError: If some masks that count are there and others are not.
@@ -288,18 +266,10 @@ def _masks(td: TensorDictBase, reset_keys: Sequence[NestedKey]) -> dict[NestedKe
 
 
 def merged_reset(td: TensorDictBase, fresh: TensorDictBase, reset_keys: Sequence[NestedKey]) -> TensorDictBase:
-    """Return the results of a partial reset: `fresh` where a mask says so, `td` elsewhere.
+    """Return the results of a partial reset: `fresh` where a mask in `td` says so, `td` elsewhere, without the masks.
 
     Each node with a mask of its own, that no node further out hides, goes by that mask; what is outside of them goes
     by all of them together. Entries that only one of the two has are taken as they are. Neither is changed.
-
-    Args:
-        td: What the reset was given, with the masks.
-        fresh: What it came to, as if all had been reset.
-        reset_keys: The keys of all masks that there may be.
-
-    Returns:
-        A TensorDict without the masks.
     """
     masks = _masks(td, reset_keys)
     rest = td.exclude(*reset_keys)
@@ -319,12 +289,8 @@ def merged_reset(td: TensorDictBase, fresh: TensorDictBase, reset_keys: Sequence
 def merged(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:
     """`fresh` where the mask is True, `kept` elsewhere; entries that only one of them has are taken as they are.
 
-    Nothing is changed in place. Where an element is stacked lazily, nothing of it is copied either.
-
-    Args:
-        mask: Of at most so many dims as the two have.
-        fresh: A TensorDict, a tensor, or non-tensor data.
-        kept: The same.
+    Both are TensorDicts, tensors or non-tensor data of at least as many dims as the mask. Nothing is changed in place.
+    Where an element is stacked lazily, nothing of it is copied either.
     """
     if not mask.ndim and not is_node(fresh):
         return fresh if mask else kept

@@ -114,11 +114,7 @@ def on_own_device(act: Policy, policy: Any) -> Policy:
 
 
 def with_action(td: TensorDictBase, acted: Any) -> TensorDictBase:
-    """A root with what the policy returned for it.
-
-    Raises:
-        TypeError: If that is no TensorDict.
-    """
+    """A root with what the policy returned for it; TypeError if that is no TensorDict."""
     if not isinstance(acted, TensorDictBase):
         raise TypeError(
             f"the policy was given a TensorDict and must return one with the action, but returned {acted!r}; name its "
@@ -224,11 +220,7 @@ def settle(value: Any) -> Generator[Any, Any, Any]:
 def drive(steps: RolloutSteps) -> TensorDictBase:
     """Run a rollout of an env that returns its results at once.
 
-    Args:
-        steps: What `rollout` returned.
-
-    Raises:
-        TypeError: If the env, the policy or the callback returned something that has to be awaited.
+    TypeError if the env, the policy or the callback returned something that has to be awaited.
     """
     try:
         pending = next(steps)
@@ -363,12 +355,7 @@ def _truncate(td: TensorDictBase, path: tuple[str, ...]) -> None:
 
 
 class _Kept:
-    """The steps of a rollout: large ones are written where they belong, small ones are quicker to stack at the end.
-
-    Args:
-        options: Of the rollout.
-        out: Where to stack into.
-    """
+    """The steps of a rollout: large ones are written where they belong, small ones are quicker to stack at the end."""
 
     def __init__(self, options: RolloutOptions, out: TensorDictBase | None) -> None:
         self._options = options

@@ -56,12 +56,7 @@ class ABSENT:
 
 
 class Parts(NamedTuple):
-    """A value in a lazy stack whose elements are no one tensor.
-
-    Attributes:
-        values: Of each element; ABSENT where it has none.
-        dim: Along which they are stacked.
-    """
+    """A value in a lazy stack along `dim` whose elements are no one tensor; ABSENT where one has none."""
 
     values: Sequence[Any]
     dim: int
@@ -441,13 +436,9 @@ def tensors_of(td: TensorDictBase) -> list[torch.Tensor]:
 def exchanged(
     td: TensorDictBase, tensors: Mapping[int, torch.Tensor], device: torch.device | None, otherwise: torch.device
 ) -> TensorDictBase:
-    """Return the TensorDict with other tensors.
+    """Return the TensorDict, on a device, with other tensors, given by the ids of those in their place.
 
-    Args:
-        td: The TensorDict.
-        tensors: These, by the ids of those in their place.
-        device: Of the new TensorDict.
-        otherwise: Where those go that are not exchanged, one by one, as those of lazy stacks.
+    Tensors that are not exchanged, as those of lazy stacks, go to `otherwise` one by one.
     """
 
     def replace(value: Any) -> Any:

@@ -39,22 +39,14 @@ MASK = "`options['reset_mask']`"  # as Gymnasium calls it
 
 
 def start_method(method: str | None, context: str | None) -> str | None:
-    """The one start method that goes by two names.
-
-    Raises:
-        TypeError: If they are not the same.
-    """
+    """The one start method that goes by two names; TypeError if they are not the same."""
     if None not in (method, context) and method != context:
         raise TypeError(f"context={shown(context)} and mp_start_method={shown(method)} mean the same; give one of them")
     return context if method is None else method
 
 
 def check_concurrency(count: Any) -> None:
-    """Refuse what is no number of envs.
-
-    Raises:
-        ValueError: If it is neither None nor an integer of at least 1.
-    """
+    """Refuse, by a ValueError, what is neither None nor an integer of at least 1."""
     if count is None:
         return
     if isinstance(count, bool) or not isinstance(count, int):

@@ -23,13 +23,7 @@ FOR_ALL = "{given!r} was passed on to each env; for all of them together it is v
 
 
 class _Maker:
-    """The entry point that `gymnasium.make_vec` calls to make the envs of an id.
-
-    Args:
-        spec: Of one env.
-        wrappers: To put around each.
-        settings: For `AioVectorEnv`.
-    """
+    """The entry point that `gymnasium.make_vec` calls to make the envs of an id; `settings` are for `AioVectorEnv`."""
 
     def __init__(self, spec: EnvSpec, wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any]) -> None:
         self._spec = spec

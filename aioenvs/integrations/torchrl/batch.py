@@ -48,12 +48,8 @@ class _Unstarted(type(EnvBase)):  # type: ignore[misc]
 class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
     """One of the plain faces with TorchRL's specs and attributes.
 
-    Args:
-        make: The plain face; or, for a view, what returns the plain view.
-        num_workers: How many envs.
-        create_env_fn: What makes an env, or a list with one for each.
-        options: TorchRL's, or those of the plain face.
-        whole: The batch of which it is a view; None if it is none.
+    `make` is the plain face or, for a view, what returns the plain view; `options` are TorchRL's, or those of the plain
+    face; `whole` is the batch of which it is a view, None if it is none.
     """
 
     def __init__(

@@ -26,9 +26,6 @@ __all__ = ["Foreign", "from_torchrl", "to_torchrl"]
 class Foreign(LeafSpec):
     """A spec of TorchRL that has no equal here; it does all work.
 
-    Args:
-        spec: It.
-
     >>> import torchrl.data
     >>> spec = from_torchrl(torchrl.data.Choice([torchrl.data.Unbounded(2), torchrl.data.Bounded(0, 1, (2,))][:1] * 2))
     >>> spec.rand().shape, to_torchrl(spec) == spec.spec
