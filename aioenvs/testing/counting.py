@@ -56,7 +56,56 @@ def end_of_episode(steps: torch.Tensor, max_steps: int | None, truncates: bool =
     return {"done": over, "terminated": over.clone()}
 
 
-class CountingEnv(EnvBase):
+class EpisodicEnv(EnvBase):
+    """The base of envs that count the steps of their episodes, `(*batch_size, 1)`, and draw no random numbers.
+
+    A subclass calls `_count_steps`, sets the specs of its observations and actions, and says what it shows.
+    """
+
+    steps: torch.Tensor
+    max_steps: Any
+    truncates = False
+
+    def _count_steps(self, max_steps: int | None) -> None:
+        self.max_steps = max_steps
+        shape = torch.Size((*self.batch_size, 1))
+        self.register_buffer("steps", torch.zeros(shape, dtype=torch.int64, device=self.device))
+        self.reward_spec = Unbounded(shape=shape, device=self.device)
+        done = done_leaves(shape, self.device, self.truncates)
+        self.done_spec = Composite(done, shape=self.batch_size, device=self.device)
+
+    def _observed(self) -> dict[str, Any]:
+        """What is there to be seen after a reset or a step."""
+        raise NotImplementedError
+
+    def _begin(self, tensordict: TensorDictBase | None) -> None:
+        """Begin episodes where the masks of a reset ask for it; the steps are counted anew already."""
+
+    def _act(self, tensordict: TensorDictBase) -> None:
+        """Do what the input of a step asks for; the step is counted already."""
+
+    def _rewarded(self, observed: dict[str, Any]) -> torch.Tensor:
+        return torch.ones_like(self.steps, dtype=torch.float32)
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        self.steps = restarted(self.steps, tensordict, 0)
+        self._begin(tensordict)
+        done = end_of_episode(self.steps, None, self.truncates)
+        return TensorDict({**self._observed(), **done}, self.batch_size, device=self.device)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.steps = self.steps + 1
+        self._act(tensordict)
+        entries = self._observed()
+        entries["reward"] = self._rewarded(entries)
+        entries.update(end_of_episode(self.steps, self.max_steps, self.truncates))
+        return TensorDict(entries, self.batch_size, device=self.device)
+
+    def _set_seed(self, seed: int | None) -> None:
+        pass
+
+
+class CountingEnv(EpisodicEnv):
     """Counts up, whatever the action: the observation after `k` steps is `start + k * step`, the reward is 1.
 
     The specs are `observation` `(*batch_size, 1)`, `action` `(*batch_size,)`, an integer below `num_actions`, and
@@ -87,7 +136,6 @@ class CountingEnv(EnvBase):
     (('counting', (7,), {'unit': 'm'}), 3)
     """
 
-    steps: torch.Tensor
     origin: torch.Tensor
     total: torch.Tensor
     board: torch.Tensor
@@ -108,12 +156,13 @@ class CountingEnv(EnvBase):
         custom_attr: Any = "counting",
     ) -> None:
         super().__init__(device=device, batch_size=torch.Size(batch_size))
-        self.max_steps, self.start, self.increment = max_steps, start, step
+        self.start, self.increment = start, step
         self.truncates, self.adds_up, self.in_place = truncates, adds_up, in_place
         self.custom_attr = custom_attr
         self.seed: int | None = None
-        shape = torch.Size((*batch_size, 1))
-        for name in ("steps", "origin", "total"):
+        self._count_steps(max_steps)
+        shape = self.steps.shape
+        for name in ("origin", "total"):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.int64, device=device))
         self.register_buffer("board", torch.zeros(shape, dtype=dtype, device=device))
         entries = {"observation": Unbounded(shape=shape, dtype=dtype, device=device)}
@@ -121,8 +170,6 @@ class CountingEnv(EnvBase):
             entries["total"] = Unbounded(shape=shape, dtype=torch.int64, device=device)
         self.observation_spec = Composite(entries, shape=self.batch_size, device=device)
         self.action_spec = Categorical(num_actions, shape=self.batch_size, dtype=torch.int64, device=device)
-        self.reward_spec = Unbounded(shape=shape, device=device)
-        self.done_spec = Composite(done_leaves(shape, device, truncates), shape=self.batch_size, device=device)
 
     def custom_method(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """Return `custom_attr` and what the method was called with."""
@@ -144,23 +191,13 @@ class CountingEnv(EnvBase):
         self, tensordict: TensorDictBase | None = None, *, start: int | None = None, **kwargs: Any
     ) -> TensorDictBase:
         self.origin = restarted(self.origin, tensordict, self.start if start is None else start)
-        self.steps = restarted(self.steps, tensordict, 0)
-        self.total = restarted(self.total, tensordict, 0)
-        done = end_of_episode(self.steps, None, self.truncates)
-        return TensorDict({**self._observed(), **done}, self.batch_size, device=self.device)
+        return super()._reset(tensordict)
 
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self.steps = self.steps + 1
+    def _begin(self, tensordict: TensorDictBase | None) -> None:
+        self.total = restarted(self.total, tensordict, 0)
+
+    def _act(self, tensordict: TensorDictBase) -> None:
         self.total = self.total + tensordict["action"].unsqueeze(-1)
-        return TensorDict(
-            {
-                **self._observed(),
-                "reward": torch.ones_like(self.steps, dtype=torch.float32),
-                **end_of_episode(self.steps, self.max_steps, self.truncates),
-            },
-            self.batch_size,
-            device=self.device,
-        )
 
     def _set_seed(self, seed: int | None) -> None:
         self.seed = seed
@@ -256,7 +293,7 @@ class UnlockedStateEnv(StateEnv):
         super().__init__(max_steps, num_actions=num_actions, device=device)
 
 
-class ParameterEnv(EnvBase):
+class ParameterEnv(EpisodicEnv):
     """An env with something in its `state_dict`: the observation is `gain * steps + offset`.
 
     `gain` is a parameter and `offset` a buffer, both of shape `(size,)`, and `steps` a buffer `(*batch_size, 1)`.
@@ -280,7 +317,6 @@ class ParameterEnv(EnvBase):
     [2.0, 4.0]
     """
 
-    steps: torch.Tensor
     offset: torch.Tensor
 
     def __init__(
@@ -294,38 +330,22 @@ class ParameterEnv(EnvBase):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(device=device, batch_size=torch.Size(batch_size))
-        self.max_steps = max_steps
         self.gain = nn.Parameter(torch.full((size,), gain, device=device))
         self.register_buffer("offset", torch.full((size,), offset, device=device))
-        shape = torch.Size((*batch_size, 1))
-        self.register_buffer("steps", torch.zeros(shape, dtype=torch.int64, device=device))
+        self._count_steps(max_steps)
         self.head = nn.Linear(size, 1, device=device)
         nn.init.ones_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         observation = Unbounded(shape=(*batch_size, size), device=device)
         self.observation_spec = Composite(observation=observation, shape=self.batch_size, device=device)
         self.action_spec = Categorical(2, shape=self.batch_size, device=device)
-        self.reward_spec = Unbounded(shape=shape, device=device)
-        self.done_spec = Composite(done_leaves(shape, device), shape=self.batch_size, device=device)
 
-    def _observed(self) -> torch.Tensor:
-        observed: torch.Tensor = self.gain * self.steps + self.offset
-        return observed
+    def _observed(self) -> dict[str, Any]:
+        return {"observation": self.gain * self.steps + self.offset}
 
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        self.steps = restarted(self.steps, tensordict, 0)
-        entries = {"observation": self._observed(), **end_of_episode(self.steps, None)}
-        return TensorDict(entries, self.batch_size, device=self.device)
-
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self.steps = self.steps + 1
-        observation = self._observed()
-        entries = {"observation": observation, "reward": self.head(observation)}
-        entries.update(end_of_episode(self.steps, self.max_steps))
-        return TensorDict(entries, self.batch_size, device=self.device)
-
-    def _set_seed(self, seed: int | None) -> None:
-        pass
+    def _rewarded(self, observed: dict[str, Any]) -> torch.Tensor:
+        reward: torch.Tensor = self.head(observed["observation"])
+        return reward
 
 
 Where = Literal["init", "reset", "step"]
