@@ -20,24 +20,6 @@ from aioenvs.engine.config import available_cores
 from aioenvs.engine.worker.wait_meter import waiting_share
 from aioenvs.errors import PerformanceWarning, shown
 
-__all__ = [
-    "Advice",
-    "BenchOptions",
-    "Measured",
-    "Profile",
-    "Setting",
-    "bench",
-    "duration",
-    "profile_of",
-    "profile_rows",
-    "recommend",
-    "result_rows",
-    "settings_to_try",
-    "size_of",
-    "try_all",
-]
-
-
 MOST_TRIED = 64  # processes or threads; more of them take long to start, and envs that gain by them gain by these
 GOOD_ENOUGH = 0.9  # of the best speed: not worth more processes
 TURNS = 3

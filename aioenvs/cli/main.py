@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from aioenvs import AsyncParallelEnv, AsyncSerialEnv
     from aioenvs.cli.bench import BenchOptions
 
-__all__ = ["main"]
-
 TARGET = "ENV_ID|module:factory"
 TARGET_HELP = (
     "a Gymnasium id such as CartPole-v1, module:id, or what makes an environment: module:factory or "

@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = [
-    "EpisodeStats",
-    "RunOptions",
-    "RunReport",
-    "live_line",
-    "parse_private_bytes",
-    "print_summary",
-    "private_memory",
-    "summary_rows",
-]
-
 REFRESH_SECONDS = 0.1
 
 

@@ -14,17 +14,6 @@ from typing import Any
 from aioenvs.errors import shown
 from aioenvs.registry import find_spec
 
-__all__ = [
-    "EXIT_FAILURE",
-    "EXIT_INTERRUPTED",
-    "EXIT_USAGE",
-    "CommandError",
-    "check_env_id",
-    "describe_failure",
-    "factory_named",
-]
-
-
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # what a shell reports for a process that SIGINT ended: 128 + 2

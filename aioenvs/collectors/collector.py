@@ -23,8 +23,6 @@ from aioenvs.faces.sync_envs import BatchedEnvBase
 from aioenvs.hints import Instead, hints_at_keywords
 from aioenvs.tensors.device import Device, checked_device
 
-__all__ = ["AsyncCollector", "Collector", "Saved"]
-
 
 @dataclass(frozen=True)
 class Saved:

@@ -12,8 +12,6 @@ import torch
 
 from aioenvs.errors import shown
 
-__all__ = ["Plan", "Progress", "Progressing"]
-
 
 @dataclass(frozen=True)
 class Plan:

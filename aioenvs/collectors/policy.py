@@ -13,14 +13,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, set_interaction_type
 
+from aioenvs.engine.double_buffer import Fence
 from aioenvs.engine.portal import awaited, driven
 from aioenvs.errors import shown
 from aioenvs.faces.commands import AsyncEnvs
-from aioenvs.tensors.device import Device, Fence, Transfer, backend_of, named_device
+from aioenvs.tensors.device import Device, Transfer, backend_of, named_device
 from aioenvs.tensors.rollout import Policy, as_policy, with_action
 from aioenvs.tensors.trees import exchanged, tensors_of
-
-__all__ = ["PolicyRunner", "PolicyTransfer", "can_visit", "places_of"]
 
 
 def can_visit(td: TensorDictBase) -> bool:

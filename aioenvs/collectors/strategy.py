@@ -25,18 +25,6 @@ from aioenvs.tensors.device import Device, Transfer, backend_of, checked_device
 from aioenvs.tensors.done import done_mask
 from aioenvs.tensors.storage import StepStorage, array_of
 
-__all__ = [
-    "TRAJ_IDS",
-    "Act",
-    "CollectStrategy",
-    "FirstReady",
-    "Lockstep",
-    "ShieldedCommand",
-    "TrajectoryIds",
-    "apart",
-    "failed_envs",
-]
-
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:

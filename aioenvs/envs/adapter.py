@@ -25,6 +25,7 @@ from aioenvs.engine.layout import (
     WRITE_ROOT,
     Arrays,
     EnvMetadata,
+    Key,
     Leaf,
 )
 from aioenvs.engine.worker.random_streams import Streams, TrialStreams, torch_generator
@@ -34,10 +35,7 @@ from aioenvs.specs import Composite, NonTensor, TensorSpec
 from aioenvs.tensors.done import ruling_keys
 from aioenvs.tensors.step_mdp import flat_key
 from aioenvs.tensors.storage import storage_dtype, tensor_of
-from aioenvs.tensors.trees import ABSENT, Key, Parts, Tree, copied, is_loose, nested_key, owned, plain, region_trees
-
-__all__ = ["TensorDictAdapter"]
-
+from aioenvs.tensors.trees import ABSENT, Parts, Tree, copied, is_loose, nested_key, owned, plain, region_trees
 
 TORCH = torch_generator(torch)
 

@@ -21,8 +21,6 @@ from aioenvs.specs import Composite
 from aioenvs.specs.base import as_device
 from aioenvs.tensors.rollout import RolloutOptions, RolloutSteps, drive, rollout
 
-__all__ = ["EnvBase"]
-
 Env = TypeVar("Env", bound="EnvBase")
 
 

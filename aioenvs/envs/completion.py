@@ -13,11 +13,8 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorD
 from aioenvs.envs.spec_index import SpecIndex
 from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.specs import TensorSpec
-from aioenvs.specs.mapping import is_structure, like, opened
+from aioenvs.specs.mapping import NestedKey, is_structure, like, opened
 from aioenvs.tensors.done import complete_done, ruling_keys
-from aioenvs.tensors.step_mdp import NestedKey
-
-__all__ = ["Outcomes", "entries_of", "idle", "restore", "scattered", "snapshot", "whole_rows"]
 
 Path = tuple[str, ...]
 

@@ -31,8 +31,6 @@ from aioenvs.specs.from_spaces import leaf_spec
 from aioenvs.tensors.storage import cast_exactly, is_convertible
 from aioenvs.tensors.trees import nested_key, non_tensor
 
-__all__ = ["EnvWrapper", "GymEnv", "GymWrapper"]
-
 
 class EnvWrapper(EnvBase):
     """An env around one that its adapter drives.

@@ -18,9 +18,8 @@ from aioenvs.envs.spec_properties import SettableSpecs
 from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.specs import Composite, NonTensor, TensorSpec, Unbounded
 from aioenvs.specs.from_spaces import encoded
-from aioenvs.tensors.step_mdp import NestedKey, flat_key
-
-__all__ = ["BaseInfoDictReader", "Info", "InfoReader", "ReadsInfo", "default_info_dict_reader"]
+from aioenvs.specs.mapping import NestedKey
+from aioenvs.tensors.step_mdp import flat_key
 
 Info = Mapping[str, Any]
 InfoReader = Callable[[Info, TensorDictBase], TensorDictBase | None]

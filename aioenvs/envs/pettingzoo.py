@@ -30,8 +30,6 @@ from aioenvs.specs.base import DeviceLike
 from aioenvs.specs.from_spaces import composites
 from aioenvs.tensors.trees import Tree, region_trees
 
-__all__ = ["MarlGroupMapType", "PettingZooEnv", "PettingZooWrapper", "check_marl_grouping"]
-
 
 class MarlGroupMapType(Enum):
     """A grouping that fits any agents; agents of a group share one nested TensorDict.

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 
 from aioenvs.specs import Categorical, Composite, OneHot, StackedComposite, TensorSpec
-from aioenvs.tensors.step_mdp import NestedKey
-
-__all__ = ["INPUTS", "OUTPUTS", "SpecIndex", "by_depth", "draw_allowed", "mask_keys"]
+from aioenvs.specs.mapping import NestedKey
 
 
 def mask_keys(actions: Composite, keys: Iterable[NestedKey], observations: Composite) -> dict[NestedKey, NestedKey]:

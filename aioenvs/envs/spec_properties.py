@@ -14,10 +14,8 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from aioenvs.envs.spec_index import INPUTS, OUTPUTS, SpecIndex, draw_allowed
 from aioenvs.errors import shown
 from aioenvs.specs import Categorical, Composite, StackedComposite, TensorSpec
+from aioenvs.specs.mapping import NestedKey
 from aioenvs.tensors.done import any_done
-from aioenvs.tensors.step_mdp import NestedKey
-
-__all__ = ["Described", "SettableSpecs"]
 
 
 class Described(ABC):

@@ -13,10 +13,9 @@ from aioenvs.envs.completion import Outcomes, entries_of, idle, restore, scatter
 from aioenvs.envs.spec_index import OUTPUTS
 from aioenvs.envs.spec_properties import SettableSpecs
 from aioenvs.errors import SpecMismatchError, shown
+from aioenvs.specs.mapping import NestedKey
 from aioenvs.tensors.done import merged, merged_reset, reset_mask, ruling_keys, terminated_or_truncated
-from aioenvs.tensors.step_mdp import CONTROL, NestedKey, next_root, overlay
-
-__all__ = ["Transitions"]
+from aioenvs.tensors.step_mdp import CONTROL, next_root, overlay
 
 
 class Transitions(SettableSpecs):

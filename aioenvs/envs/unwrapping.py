@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from aioenvs.engine.adapters.base import Call, Handling, ResetArguments
 from aioenvs.engine.adapters.gymnasium import GymAdapter
 from aioenvs.engine.adapters.spaces import Objects
-from aioenvs.engine.layout import HALVES, INPUT, NEXT, ROOT, STATUS, WRITE_ROOT, Arrays, EnvMetadata, Leaf
+from aioenvs.engine.layout import HALVES, INPUT, NEXT, ROOT, STATUS, WRITE_ROOT, Arrays, EnvMetadata, Key, Leaf
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.gym import EnvWrapper, GymEnv, GymWrapper
 from aioenvs.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
@@ -21,17 +21,7 @@ from aioenvs.errors import shown
 from aioenvs.specs import Bounded, Composite, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
 from aioenvs.specs.onehot import MaskedSpec
 from aioenvs.tensors.storage import storage_dtype, tensor_of
-from aioenvs.tensors.trees import Key, Tree, region_trees
-
-__all__ = [
-    "NO_NAMES",
-    "Converter",
-    "UnwrappingAdapter",
-    "WrapperAdapter",
-    "adapted",
-    "can_see_through",
-    "has_values_of",
-]
+from aioenvs.tensors.trees import Tree, region_trees
 
 WRAPPERS = (GymEnv, GymWrapper, PettingZooEnv, PettingZooWrapper)
 

@@ -17,9 +17,6 @@ from tensordict.utils import _TENSORCLASS_MEMO
 from aioenvs.errors import shown
 from aioenvs.specs.base import TensorSpec
 
-__all__ = ["dressed", "is_structure", "like", "name_classes", "opened", "same_class"]
-
-
 _named: weakref.WeakSet[type] = weakref.WeakSet()
 
 

@@ -20,25 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from aioenvs.engine.double_buffer import Fence
+from aioenvs.engine.double_buffer import Fence as Fence
 from aioenvs.engine.layout import ALIGNMENT
 from aioenvs.errors import AioEnvsError, PerformanceWarning, shown
-
-__all__ = [
-    "PASSED",
-    "CudaBackend",
-    "Device",
-    "DeviceBackend",
-    "Fence",
-    "StagedBackend",
-    "Transfer",
-    "backend_of",
-    "bytes_of",
-    "checked_device",
-    "named_device",
-    "require_device",
-    "typed",
-]
 
 
 class _Passed:

@@ -14,25 +14,11 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from aioenvs.errors import shown
-from aioenvs.specs.mapping import is_structure, like, opened
-from aioenvs.tensors.step_mdp import Entries, NestedKey, flat_key, is_node, overlaid
+from aioenvs.specs.mapping import NestedKey, is_structure, like, opened
+from aioenvs.tensors.step_mdp import Entries, flat_key, is_node, overlaid
 
 if TYPE_CHECKING:
     from aioenvs.specs import Composite
-
-__all__ = [
-    "FLAGS",
-    "any_done",
-    "complete_done",
-    "done_mask",
-    "merged",
-    "merged_reset",
-    "nodes_of",
-    "reset_mask",
-    "ruling_keys",
-    "terminated_or_truncated",
-]
-
 
 FLAGS = ("done", "terminated", "truncated")
 Path = tuple[str, ...]

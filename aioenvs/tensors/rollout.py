@@ -16,20 +16,6 @@ from aioenvs.tensors.done import any_done, done_mask, merged, nodes_of, terminat
 from aioenvs.tensors.step_mdp import is_node, next_root
 from aioenvs.tensors.storage import StepStorage, name_time, size_of
 
-__all__ = [
-    "Policy",
-    "RolloutOptions",
-    "RolloutSteps",
-    "Steppable",
-    "as_policy",
-    "drive",
-    "on_own_device",
-    "rollout",
-    "settle",
-    "with_action",
-]
-
-
 Policy = Callable[[TensorDictBase], Any]
 TENSORDICT_NAMES = ("td", "tensordict", "data")
 

@@ -12,20 +12,8 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, Tensor
 
 from aioenvs.engine.layout import Key
 from aioenvs.hints import describe
-from aioenvs.specs.mapping import NestedKey, is_structure, like, opened
-
-__all__ = [
-    "CONTROL",
-    "Entries",
-    "NestedKey",
-    "filled",
-    "flat_key",
-    "is_node",
-    "next_root",
-    "overlaid",
-    "overlay",
-    "step_mdp",
-]
+from aioenvs.specs.mapping import NestedKey as NestedKey
+from aioenvs.specs.mapping import is_structure, like, opened
 
 Entries = dict[str, Any]
 CONTROL = frozenset(("next", "_reset", "_step"))

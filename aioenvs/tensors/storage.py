@@ -9,18 +9,6 @@ import torch
 from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-__all__ = [
-    "StepStorage",
-    "array_of",
-    "cast_exactly",
-    "is_convertible",
-    "name_time",
-    "size_of",
-    "storage_dtype",
-    "tensor_of",
-]
-
-
 BEYOND = 2.0**63  # what int64 holds
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

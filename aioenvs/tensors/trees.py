@@ -23,27 +23,10 @@ from tensordict import (
 )
 
 from aioenvs.engine.adapters.copying import received
-from aioenvs.engine.layout import INPUT, NEXT, ROOT, Key
+from aioenvs.engine.layout import INPUT, NEXT, ROOT
+from aioenvs.engine.layout import Key as Key
 from aioenvs.specs import Composite, NonTensor, StackedComposite, TensorSpec
-from aioenvs.specs.mapping import dressed, is_structure, like, opened
-from aioenvs.tensors.step_mdp import NestedKey
-
-__all__ = [
-    "ABSENT",
-    "Key",
-    "Parts",
-    "Tree",
-    "copied",
-    "exchanged",
-    "is_loose",
-    "nested_key",
-    "non_tensor",
-    "objects_of",
-    "owned",
-    "plain",
-    "region_trees",
-    "tensors_of",
-]
+from aioenvs.specs.mapping import NestedKey, dressed, is_structure, like, opened
 
 Values = Mapping[Key, Any]
 

@@ -17,20 +17,6 @@ from torch import nn
 from aioenvs.envs import EnvBase
 from aioenvs.specs import Categorical, Composite, Unbounded
 
-__all__ = [
-    "CountingEnv",
-    "DyingEnv",
-    "FailingEnv",
-    "ParameterEnv",
-    "PrintingEnv",
-    "SlowEnv",
-    "StateEnv",
-    "UnlockedStateEnv",
-    "done_leaves",
-    "end_of_episode",
-    "restarted",
-]
-
 
 def restarted(
     value: torch.Tensor, tensordict: TensorDictBase | None, start: float, key: Any = "_reset"

@@ -11,8 +11,6 @@ from tensordict import TensorDict, TensorDictBase, lazy_stack
 from aioenvs.specs import Bounded, Categorical, Composite, Unbounded
 from aioenvs.testing.counting import EpisodicEnv, done_leaves, end_of_episode, restarted
 
-__all__ = ["HeterogeneousCountingEnv", "MultiKeyCountingEnv", "NestedCountingEnv"]
-
 KINDS = ("observation", "action", "reward", "done")
 
 

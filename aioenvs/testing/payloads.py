@@ -13,8 +13,6 @@ from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 from aioenvs.specs import Categorical, Composite, NonTensor, Unbounded
 from aioenvs.testing.counting import EpisodicEnv, restarted
 
-__all__ = ["DifferentiableEnv", "DynamicShapeEnv", "NonTensorEnv", "RandomEnv"]
-
 
 class NonTensorEnv(EpisodicEnv):
     """Observes text and an object, and takes objects as actions.

@@ -23,18 +23,6 @@ from aioenvs.integrations.vectors.batches import batch_infos
 from aioenvs.integrations.vectors.core import Autoreset, Vector, VectorResets, VectorSteps, one_each
 from aioenvs.integrations.vectors.inside import ask, assign
 
-__all__ = [
-    "AioVectorEnv",
-    "CallTimeoutError",
-    "PendingCallError",
-    "VectorClosedError",
-    "check_concurrency",
-    "seeds_of",
-    "split_options",
-    "start_method",
-]
-
-
 MASK = "`options['reset_mask']`"  # as Gymnasium calls it
 
 

@@ -17,8 +17,6 @@ from aioenvs.integrations.gymnasium.env import AioVectorEnv
 from aioenvs.integrations.vectors.inside import make_wrapped
 from aioenvs.registry import find_spec
 
-__all__ = ["make_vec", "register", "vector_spec"]
-
 FOR_ALL = "{given!r} was passed on to each env; for all of them together it is vector_kwargs={{{meant!r}: ...}}"
 
 

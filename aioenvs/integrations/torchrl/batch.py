@@ -22,9 +22,6 @@ from aioenvs.integrations.torchrl.batch_specs import TorchRLSpecs
 from aioenvs.integrations.torchrl.options import Values, Worker, found_at, translated
 from aioenvs.tensors.done import done_mask
 
-__all__ = ["BatchedEnv", "DressedEnv"]
-
-
 CONSTRUCTED = ("auto_reset", "auto_reset_replace", "policy", "compile", "compile_kwargs")
 
 

@@ -16,8 +16,6 @@ from aioenvs.integrations.torchrl.batch import BatchedEnv
 from aioenvs.integrations.torchrl.batch_specs import TorchRLSpecs
 from aioenvs.integrations.torchrl.options import WORKERS, translated
 
-__all__ = ["AsyncParallelEnv", "AsyncSerialEnv", "ParallelEnv", "SerialEnv"]
-
 
 class _WithTheirSpecs(AsyncBatchedEnv):
     """Shows the specs of its envs as TorchRL has them; all else is as for `aioenvs.AsyncParallelEnv`."""

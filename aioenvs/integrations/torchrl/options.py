@@ -12,9 +12,6 @@ from aioenvs.engine.adapters.copying import Withheld
 from aioenvs.faces.forwarding import Forwarding, looked_up
 from aioenvs.faces.sync_envs import View
 
-__all__ = ["WORKERS", "Values", "Worker", "found_at", "translated"]
-
-
 WORKERS = ("mp_start_method", "metadata_from_workers")
 WITHOUT_EFFECT = ("metadata_from_workers", "auto_wrap_envs", "policy_proof")
 

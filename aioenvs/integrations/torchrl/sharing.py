@@ -10,8 +10,6 @@ import torch
 from tensordict import MemoryMappedTensor, TensorDictBase
 from torchrl.envs.env_creator import EnvCreator
 
-__all__ = ["share_states", "undisturbed"]
-
 
 def share_states(factories: Iterable[Any], *, with_kwargs: bool) -> None:
     """Move the states of all creators among some factories to shared memory, which changes none of their tensors.

@@ -20,8 +20,6 @@ from aioenvs.errors import shown
 from aioenvs.specs.base import DeviceLike, Lead, Rearrange, concrete
 from aioenvs.specs.leaf import LeafSpec, key_prefix
 
-__all__ = ["Foreign", "from_torchrl", "to_torchrl"]
-
 
 class Foreign(LeafSpec):
     """A spec of TorchRL that has no equal here; it does all work.

@@ -18,16 +18,13 @@ from torchrl.envs.transforms import Compose, TensorDictPrimer, Transform
 from aioenvs.engine.adapters.base import Call, Handling, ResetArguments
 from aioenvs.engine.adapters.copying import received
 from aioenvs.engine.adapters.gymnasium import GymAdapter
-from aioenvs.engine.layout import INPUT, NEXT, ROOT, EnvMetadata
+from aioenvs.engine.layout import INPUT, NEXT, ROOT, EnvMetadata, Key
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.unwrapping import NO_NAMES, Converter, UnwrappingAdapter, has_values_of
 from aioenvs.errors import shown
 from aioenvs.integrations.torchrl.specs import from_torchrl
 from aioenvs.specs import Composite, OneHot, TensorSpec
 from aioenvs.tensors.storage import tensor_of
-from aioenvs.tensors.trees import Key
-
-__all__ = ["Native", "TorchRLAdapter", "TorchRLGymAdapter", "adapted", "can_see_through"]
 
 PIXELS: Mapping[Key, Key] = {("observation",): ("pixels",)}  # what TorchRL calls observations that look like images
 DONE: Key = ("done",)
