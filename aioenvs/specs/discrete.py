@@ -97,16 +97,6 @@ class Categorical(MaskedSpec):
             values = values[mask]
         return values.reshape(-1, *[1] * self.ndim).expand(len(values), *concrete(self._shape)).clone()
 
-    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        """Return the value, after a check if `safe`."""
-        if safe:
-            self.assert_is_in(value)
-        return value
-
-    def to_categorical_spec(self) -> Categorical:
-        """Return the spec."""
-        return self
-
     def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return integers of shape `(*)` one-hot encoded: bool `(*, n)`.
 
@@ -267,16 +257,6 @@ class MultiCategorical(MaskedSpec):
         shape = concrete(self._shape)
         return values.reshape(-1, *[1] * (len(shape) - 1), *shape[-1:]).expand(len(values), *shape).clone()
 
-    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        """Return the value, after a check if `safe`."""
-        if safe:
-            self.assert_is_in(value)
-        return value
-
-    def to_categorical_spec(self) -> MultiCategorical:
-        """Return the spec."""
-        return self
-
     def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return integers of shape `(*, k)` one-hot encoded, one behind the other: bool `(*, sum(nvec))`.
 
@@ -343,10 +323,6 @@ class Binary(Categorical):
         if n is not None and size[-1:] != (n,):
             raise ValueError(f"expected a shape that ends with n={shown(n)} for Binary, found {tuple(size)}")
         super().__init__(2, size, device, dtype or torch.int8, mask)
-
-    def to_categorical_spec(self) -> Binary:
-        """Return the spec."""
-        return self
 
     def _details(self) -> list[str]:
         return ["masked"] * (self._mask is not None)

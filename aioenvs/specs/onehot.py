@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -71,6 +71,16 @@ class MaskedSpec(IntervalSpec):
     @abstractmethod
     def update_mask(self, mask: Any) -> None:
         """Change, in place, which values are in the spec; None for all of them."""
+
+    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return the value, after a check if `safe`."""
+        if safe:
+            self.assert_is_in(value)
+        return value
+
+    def to_categorical_spec(self) -> Self:
+        """Return the spec."""
+        return self
 
     def rand(self, shape: Lead = ()) -> torch.Tensor:
         """Return a random value of shape `(*shape, *self.shape)`, uniform over the allowed integers."""
@@ -290,10 +300,30 @@ class OneHotSpec(TensorLeafSpec):
             self.assert_is_in(value)
         return value
 
-    def _to_integers(self, value: torch.Tensor, safe: bool | None) -> torch.Tensor:
+    def to_one_hot_spec(self) -> Self:
+        """Return the spec."""
+        return self
+
+    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return the integers of a one-hot value: int64 `(*, number of choices)`.
+
+        Args:
+            value: of shape `(*, n)`, n the sum of all choices; the largest element of each choice counts.
+            safe: whether to check that the value is in the spec.
+        """
         if safe:
             self.assert_is_in(value)
         return torch.cat(self._chosen(value), -1) + torch.tensor(self._start, device=value.device)
+
+    @abstractmethod
+    def to_categorical_spec(self) -> Any:
+        """Return the spec of the integers."""
+
+    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
+        """Return all rows, each for the whole batch, `(cardinality, *self.shape)`, see `TensorSpec.enumerate`."""
+        categorical = self.to_categorical_spec()
+        rows: torch.Tensor = categorical.to_one_hot(categorical.enumerate(use_mask)).to(self._dtype)
+        return rows
 
     def __eq__(self, other: object) -> bool:
         """Whether the other spec describes the same values on the same device."""
@@ -360,12 +390,6 @@ class OneHot(OneHotSpec):
         """Return the integers of a one-hot value, without its last dim."""
         return super().to_numpy(value, safe)[..., 0]
 
-    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
-        """Return the n rows, each for the whole batch, of shape `(n, *self.shape)`, see `TensorSpec.enumerate`."""
-        categorical = self.to_categorical_spec()
-        rows: torch.Tensor = categorical.to_one_hot(categorical.enumerate(use_mask)).to(self._dtype)
-        return rows
-
     def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return the integers of a one-hot value: int64, without its last dim.
 
@@ -373,16 +397,12 @@ class OneHot(OneHotSpec):
             value: of shape `(*, n)`; its largest element counts.
             safe: whether to check that the value is in the spec.
         """
-        return self._to_integers(value, safe).squeeze(-1)
+        return super().to_categorical(value, safe).squeeze(-1)
 
     def to_categorical_spec(self) -> Any:
         """Return the spec of the integers."""
         shape, start = self._shape[:-1], self._start[0]
         return self._kinds["Categorical"](self.n, shape, device=self._device, mask=self._mask, start=start)
-
-    def to_one_hot_spec(self) -> OneHot:
-        """Return the spec."""
-        return self
 
     def _details(self) -> list[str]:
         return [f"n={self.n}", *["masked"] * (self._mask is not None)]
@@ -434,29 +454,10 @@ class MultiOneHot(OneHotSpec):
         """How many values each choice has."""
         return list(self._nvec)
 
-    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
-        """Return all rows, each for the whole batch, of shape `(cardinality, *self.shape)`."""
-        categorical = self.to_categorical_spec()
-        rows: torch.Tensor = categorical.to_one_hot(categorical.enumerate(use_mask)).to(self._dtype)
-        return rows
-
-    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        """Return the integers of a one-hot value: int64 `(*, len(nvec))`.
-
-        Args:
-            value: of shape `(*, sum(nvec))`; the largest element of each choice counts.
-            safe: whether to check that the value is in the spec.
-        """
-        return self._to_integers(value, safe)
-
     def to_categorical_spec(self) -> Any:
         """Return the spec of the integers."""
         shape, start = (*self._shape[:-1], len(self._nvec)), self._start
         return self._kinds["MultiCategorical"](self._nvec, shape, device=self._device, mask=self._mask, start=start)
-
-    def to_one_hot_spec(self) -> MultiOneHot:
-        """Return the spec."""
-        return self
 
     def _details(self) -> list[str]:
         return [f"nvec={list(self._nvec)}", *["masked"] * (self._mask is not None)]
