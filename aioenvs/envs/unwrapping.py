@@ -38,7 +38,7 @@ def can_see_through(env: Any) -> bool:
         return False
     if isinstance(env, GymWrapper) and env.info_dict_reader:
         return False
-    return has_values_of(env._adapter.metadata, env.output_spec, env.input_spec)
+    return has_values_of(env.wrapped_metadata, env.output_spec, env.input_spec)
 
 
 def has_values_of(
@@ -159,24 +159,24 @@ class UnwrappingAdapter(TensorDictAdapter):
 
         def decode() -> None:
             if not spec.is_in(value):
-                raise self.env._mismatch(spec, key, shown(value))
+                raise self.env.action_mismatch(spec, key, shown(value))
             target[0] = np.reshape(spec.to_numpy(value), target.shape[1:])
 
         def decode_one() -> None:
             choice = int(row.argmax())
             if row[choice] != 1 or np.count_nonzero(row) != 1:
-                raise self.env._mismatch(spec, key, shown(value))
+                raise self.env.action_mismatch(spec, key, shown(value))
             target[0] = choice
 
         def decode_integers() -> None:
             if (row < low).any() or (row > high).any():
-                raise self.env._mismatch(spec, key, shown(value))
+                raise self.env.action_mismatch(spec, key, shown(value))
             target[0] = row
 
-        if isinstance(spec, MaskedSpec) and spec._mask is None and row.dtype.kind in "iu" and row.shape == spec.shape:
+        if isinstance(spec, MaskedSpec) and spec.mask is None and row.dtype.kind in "iu" and row.shape == spec.shape:
             low, high = spec.low.numpy(), spec.high.numpy()
             return decode_integers
-        plain = type(spec) is OneHot and row.ndim == 1 and spec.mask is None and not any(spec._start)
+        plain = type(spec) is OneHot and row.ndim == 1 and spec.mask is None and not spec.to_categorical_spec().start
         return decode_one if plain else decode
 
     def _encoder(self, key: Key, row: NDArray[Any], source: NDArray[Any]) -> Converter:
@@ -236,15 +236,14 @@ class WrapperAdapter(UnwrappingAdapter):
     """Drives the env inside a wrapper of this package for which `can_see_through` holds."""
 
     def __init__(self, env: EnvWrapper, env_index: int, handling: Handling) -> None:
-        super().__init__(env, env_index, handling, env.make_adapter(env_index, env._who, handling.generators))
+        super().__init__(env, env_index, handling, env.make_adapter(env_index, repr(env), handling.generators))
 
     def perform(self, call: Call) -> Any:
         try:
             return super().perform(call)
         finally:
-            if self.env._pending_seed is not None:  # a call may have seeded the env
-                self._inner.seed(self.env._pending_seed)
-                self.env._pending_seed = None
+            if (seed := self.env.take_pending_seed()) is not None:  # a call may have seeded the env
+                self._inner.seed(seed)
 
 
 def adapted(env: Any, env_index: int, handling: Handling) -> TensorDictAdapter:

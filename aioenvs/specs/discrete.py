@@ -11,7 +11,7 @@ import torch
 from aioenvs.errors import shown
 from aioenvs.specs.base import DeviceLike, as_shape, broadcasts, concrete, joint_shape
 from aioenvs.specs.leaf import dtype_or_device_first, integers
-from aioenvs.specs.onehot import MaskedSpec, MultiOneHot, OneHot, as_mask
+from aioenvs.specs.onehot import MaskedSpec, MultiOneHot, OneHot, as_mask, encode_choices
 
 
 class Categorical(MaskedSpec):
@@ -109,7 +109,7 @@ class Categorical(MaskedSpec):
         """
         if safe:
             self.assert_is_in(value)
-        return self.to_one_hot_spec()._encoded([value.unsqueeze(-1)])
+        return encode_choices(self.to_one_hot_spec(), [value.unsqueeze(-1)])
 
     def to_one_hot_spec(self) -> OneHot:
         """Return the spec of one-hot encoded values."""
@@ -269,7 +269,7 @@ class MultiCategorical(MaskedSpec):
         """
         if safe:
             self.assert_is_in(value)
-        return self.to_one_hot_spec()._encoded([part.unsqueeze(-1) for part in value.unbind(-1)])
+        return encode_choices(self.to_one_hot_spec(), [part.unsqueeze(-1) for part in value.unbind(-1)])
 
     def to_one_hot_spec(self) -> MultiOneHot:
         """Return the spec of one-hot encoded values.

@@ -72,6 +72,11 @@ class MaskedSpec(IntervalSpec):
     def update_mask(self, mask: Any) -> None:
         """Change, in place, which values are in the spec; None for all of them."""
 
+    @property
+    @abstractmethod
+    def mask(self) -> torch.Tensor | None:
+        """Which values are in the spec; None for all of them."""
+
     def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return the value, after a check if `safe`."""
         if safe:
@@ -257,15 +262,7 @@ class OneHotSpec(TensorLeafSpec):
         if indices.shape[max(indices.ndim - len(expected), 0) :] != expected:
             shape = open_shape(expected)
             raise ValueError(f"expected integers of shape {shape} for {self!r}, found {tuple(indices.shape)}")
-        return self._encoded([indices[..., i : i + 1] for i in range(len(self._nvec))])
-
-    def _encoded(self, choices: list[torch.Tensor]) -> torch.Tensor:
-        choices = [choice.to(torch.int64) - start for choice, start in zip(choices, self._start, strict=True)]
-        for index, n, start in zip(choices, self._nvec, self._start, strict=True):
-            if not bool(((index >= 0) & (index < n)).all()):
-                found = (index + start).squeeze(-1).tolist()
-                raise ValueError(f"expected integers in [{start}, {start + n}) for {self!r}, found {shown(found)}")
-        return self._one_hot(choices)
+        return encode_choices(self, [indices[..., i : i + 1] for i in range(len(self._nvec))])
 
     def to_numpy(self, value: torch.Tensor, safe: bool | None = None) -> Any:
         """Return the integers of a one-hot value, an array of shape `(*, len(nvec))`."""
@@ -333,6 +330,16 @@ class OneHotSpec(TensorLeafSpec):
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def encode_choices(spec: OneHotSpec, choices: list[torch.Tensor]) -> torch.Tensor:
+    """Return integers, `(*, 1)` for each choice, as a one-hot value; ValueError if one is out of range."""
+    choices = [choice.to(torch.int64) - start for choice, start in zip(choices, spec._start, strict=True)]
+    for index, n, start in zip(choices, spec._nvec, spec._start, strict=True):
+        if not bool(((index >= 0) & (index < n)).all()):
+            found = (index + start).squeeze(-1).tolist()
+            raise ValueError(f"expected integers in [{start}, {start + n}) for {spec!r}, found {shown(found)}")
+    return spec._one_hot(choices)
 
 
 class OneHot(OneHotSpec):
