@@ -159,6 +159,8 @@ class OneHotSpec(TensorLeafSpec):
     _event_ndim = 1
     _held = ("_mask",)
     _mask: torch.Tensor | None = None
+    _is_single = False
+    """Whether there is but one choice, for which integers have no dim of their own."""
 
     def __init__(
         self,
@@ -252,12 +254,18 @@ class OneHotSpec(TensorLeafSpec):
         return self._one_hot(self._chosen(value))
 
     def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
-        """Return integers of shape `(*, len(nvec))`, each in [start, start + n), as a new one-hot tensor.
+        """Return integers, each in [start, start + n), as a new one-hot tensor.
+
+        Args:
+            value: of shape `(*, *self.shape[:-1], len(nvec))`; of a `OneHot`, `(*, *self.shape[:-1])`.
+            ignore_device: whether to return the value on the CPU.
 
         Raises:
             ValueError: the shape does not fit, or an integer is out of range.
         """
         indices = new_tensor(value, torch.int64, self._encoding_device(ignore_device))
+        if self._is_single:
+            indices = indices.unsqueeze(-1)
         expected = (*self._shape[:-1], len(self._nvec))
         if indices.shape[max(indices.ndim - len(expected), 0) :] != expected:
             shape = open_shape(expected)
@@ -265,10 +273,11 @@ class OneHotSpec(TensorLeafSpec):
         return encode_choices(self, [indices[..., i : i + 1] for i in range(len(self._nvec))])
 
     def to_numpy(self, value: torch.Tensor, safe: bool | None = None) -> Any:
-        """Return the integers of a one-hot value, an array of shape `(*, len(nvec))`."""
+        """Return the integers of a one-hot value, an array of shape `(*, len(nvec))`; of a `OneHot`, `(*)`."""
         if safe:
             self.assert_is_in(value)
-        return (torch.cat(self._chosen(value), -1).cpu() + torch.tensor(self._start)).numpy()
+        numbers = (torch.cat(self._chosen(value), -1).cpu() + torch.tensor(self._start)).numpy()
+        return numbers[..., 0] if self._is_single else numbers
 
     def cardinality(self) -> int:
         """Return the number of one-hot rows, regardless of a mask."""
@@ -302,7 +311,7 @@ class OneHotSpec(TensorLeafSpec):
         return self
 
     def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        """Return the integers of a one-hot value: int64 `(*, number of choices)`.
+        """Return the integers of a one-hot value: int64 `(*, len(nvec))`; of a `OneHot`, `(*)`.
 
         Args:
             value: of shape `(*, n)`, n the sum of all choices; the largest element of each choice counts.
@@ -310,7 +319,8 @@ class OneHotSpec(TensorLeafSpec):
         """
         if safe:
             self.assert_is_in(value)
-        return torch.cat(self._chosen(value), -1) + torch.tensor(self._start, device=value.device)
+        found = torch.cat(self._chosen(value), -1) + torch.tensor(self._start, device=value.device)
+        return found.squeeze(-1) if self._is_single else found
 
     @abstractmethod
     def to_categorical_spec(self) -> Any:
@@ -365,6 +375,8 @@ class OneHot(OneHotSpec):
     1
     """
 
+    _is_single = True
+
     @dtype_or_device_first(2)
     def __init__(
         self,
@@ -383,28 +395,6 @@ class OneHot(OneHotSpec):
     def n(self) -> int:
         """How many values there are."""
         return self._nvec[0]
-
-    def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
-        """Return integers of shape `(*, *self.shape[:-1])` in [start, start + n) as a new one-hot tensor.
-
-        Raises:
-            ValueError: the shape does not fit, or an integer is out of range.
-        """
-        device = self._encoding_device(ignore_device)
-        return super().encode(new_tensor(value, torch.int64, device).unsqueeze(-1), ignore_device=ignore_device)
-
-    def to_numpy(self, value: torch.Tensor, safe: bool | None = None) -> Any:
-        """Return the integers of a one-hot value, without its last dim."""
-        return super().to_numpy(value, safe)[..., 0]
-
-    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        """Return the integers of a one-hot value: int64, without its last dim.
-
-        Args:
-            value: of shape `(*, n)`; its largest element counts.
-            safe: whether to check that the value is in the spec.
-        """
-        return super().to_categorical(value, safe).squeeze(-1)
 
     def to_categorical_spec(self) -> Any:
         """Return the spec of the integers."""
