@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Never, Self, TypeVar, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
@@ -16,6 +16,36 @@ from aioenvs.errors import shown
 from aioenvs.specs import Categorical, Composite, StackedComposite, TensorSpec
 from aioenvs.specs.mapping import NestedKey
 from aioenvs.tensors.done import any_done
+from aioenvs.tensors.step_mdp import flat_key
+
+Keys = list[NestedKey]
+T = TypeVar("T")
+FLAGS = "The done flags: `done`, `terminated`, and what else there is."
+
+
+class FromIndex(Generic[T]):
+    """A property of an env that follows from the index of its specs, and cannot be set."""
+
+    def __init__(self, read: Callable[[SpecIndex], T], doc: str) -> None:
+        self._read = read
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, env: Any, owner: type | None = None) -> T:
+        return cast(T, self) if env is None else self._read(env._index)
+
+    def __set__(self, env: Any, value: Never) -> None:
+        raise AttributeError(
+            f"property {self._name!r} of {type(env).__name__!r} object has no setter", name=self._name, obj=env
+        )
+
+
+def _only(kind: str, keys: Keys) -> NestedKey:
+    if len(keys) != 1:
+        raise KeyError(f"expected one {kind} key, found {keys!r}; use {kind}_keys")
+    return keys[0]
 
 
 class Described(ABC):
@@ -80,90 +110,50 @@ class Described(ABC):
         """`output_spec` and `input_spec` in one Composite."""
         return Composite(output_spec=self.output_spec, input_spec=self.input_spec, shape=self.batch_size)
 
-    @property
-    def observation_spec(self) -> Composite:
-        """The observations."""
-        return self._index.full("observation")
+    observation_spec = FromIndex[Composite](lambda index: index.full("observation"), "The observations.")
+    full_observation_spec = FromIndex[Composite](lambda index: index.full("observation"), "The observations.")
+    action_spec = FromIndex[TensorSpec](
+        lambda index: index.leaf("action"),
+        'The action: the leaf if it is the only one and is called "action", else the Composite.',
+    )
+    full_action_spec = FromIndex[Composite](lambda index: index.full("action"), "The actions.")
+    reward_spec = FromIndex[TensorSpec](
+        lambda index: index.leaf("reward"),
+        'The reward: the leaf if it is the only one and is called "reward", else the Composite.',
+    )
+    full_reward_spec = FromIndex[Composite](lambda index: index.full("reward"), "The rewards.")
+    done_spec = FromIndex[Composite](lambda index: index.full("done"), FLAGS)
+    full_done_spec = FromIndex[Composite](lambda index: index.full("done"), FLAGS)
+    state_spec = FromIndex[Composite](lambda index: index.full("state"), "The inputs that are no actions.")
+    full_state_spec = FromIndex[Composite](lambda index: index.full("state"), "The inputs that are no actions.")
 
-    @property
-    def full_observation_spec(self) -> Composite:
-        """The observations."""
-        return self._index.full("observation")
-
-    @property
-    def action_spec(self) -> TensorSpec:
-        """The action: the leaf if it is the only one and is called "action", else the Composite."""
-        return self._index.leaf("action")
-
-    @property
-    def full_action_spec(self) -> Composite:
-        """The actions."""
-        return self._index.full("action")
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        """The reward: the leaf if it is the only one and is called "reward", else the Composite."""
-        return self._index.leaf("reward")
-
-    @property
-    def full_reward_spec(self) -> Composite:
-        """The rewards."""
-        return self._index.full("reward")
-
-    @property
-    def done_spec(self) -> Composite:
-        """The done flags: `done`, `terminated`, and what else there is."""
-        return self._index.full("done")
-
-    @property
-    def full_done_spec(self) -> Composite:
-        """The done flags: `done`, `terminated`, and what else there is."""
-        return self._index.full("done")
-
-    @property
-    def state_spec(self) -> Composite:
-        """The inputs that are no actions."""
-        return self._index.full("state")
-
-    @property
-    def full_state_spec(self) -> Composite:
-        """The inputs that are no actions."""
-        return self._index.full("state")
-
-    @property
-    def observation_keys(self) -> list[NestedKey]:
-        """Keys of the observations."""
-        return list(self._index.keys("observation"))
-
-    @property
-    def action_keys(self) -> list[NestedKey]:
-        """Keys of the actions."""
-        return list(self._index.keys("action"))
-
-    @property
-    def reward_keys(self) -> list[NestedKey]:
-        """Keys of the rewards."""
-        return list(self._index.keys("reward"))
-
-    @property
-    def done_keys(self) -> list[NestedKey]:
-        """Keys of the done flags."""
-        return list(self._index.keys("done"))
-
-    @property
-    def state_keys(self) -> list[NestedKey]:
-        """Keys of the inputs that are no actions."""
-        return list(self._index.keys("state"))
-
-    @property
-    def reset_keys(self) -> list[NestedKey]:
-        """Keys of the masks that a partial reset reads, one beside each done."""
-        return list(self._index.reset_keys)
-
-    @property
-    def done_keys_groups(self) -> list[list[NestedKey]]:
-        """The done keys that belong to each of `reset_keys`."""
-        return [list(group) for group in self._index.done_keys_groups]
+    observation_keys = FromIndex[Keys](lambda index: list(index.keys("observation")), "Keys of the observations.")
+    action_keys = FromIndex[Keys](lambda index: list(index.keys("action")), "Keys of the actions.")
+    reward_keys = FromIndex[Keys](lambda index: list(index.keys("reward")), "Keys of the rewards.")
+    done_keys = FromIndex[Keys](lambda index: list(index.keys("done")), "Keys of the done flags.")
+    state_keys = FromIndex[Keys](lambda index: list(index.keys("state")), "Keys of the inputs that are no actions.")
+    reset_keys = FromIndex[Keys](
+        lambda index: list(index.reset_keys), "Keys of the masks that a partial reset reads, one beside each done."
+    )
+    done_keys_groups = FromIndex[list[Keys]](
+        lambda index: list(map(list, index.done_keys_groups)), "The done keys that belong to each of `reset_keys`."
+    )
+    action_key = FromIndex[NestedKey](
+        lambda index: _only("action", index.keys("action")),
+        "The only action key; KeyError if there is another number of them.",
+    )
+    reward_key = FromIndex[NestedKey](
+        lambda index: _only("reward", index.keys("reward")),
+        "The only reward key; KeyError if there is another number of them.",
+    )
+    done_key = FromIndex[NestedKey](
+        lambda index: _only("done", [key for key in index.keys("done") if flat_key(key)[-1] == "done"]),
+        'The only key called "done", at any depth; KeyError if there is another number of them.',
+    )
+    reset_key = FromIndex[NestedKey](
+        lambda index: _only("reset", index.reset_keys),
+        "The only mask's key; KeyError if there is another number of them.",
+    )
 
     def every_key(self, kind: str) -> list[NestedKey]:
         """Keys of a kind ("observation", "reward", "done", "action" or "state") that any env of a batch has.
@@ -171,32 +161,6 @@ class Described(ABC):
         They are more than those in `done_keys` and so on where envs differ, since all have those.
         """
         return list(self._index.every_key(kind))
-
-    @property
-    def action_key(self) -> NestedKey:
-        """The only action key; KeyError if there is another number of them."""
-        return self._only("action", self._index.keys("action"))
-
-    @property
-    def reward_key(self) -> NestedKey:
-        """The only reward key; KeyError if there is another number of them."""
-        return self._only("reward", self._index.keys("reward"))
-
-    @property
-    def done_key(self) -> NestedKey:
-        """The only key called "done", at any depth; KeyError if there is another number of them."""
-        return self._only("done", [key for key in self._index.keys("done") if key == "done" or key[-1] == "done"])
-
-    @property
-    def reset_key(self) -> NestedKey:
-        """The only mask's key; KeyError if there is another number of them."""
-        return self._only("reset", self._index.reset_keys)
-
-    @staticmethod
-    def _only(kind: str, keys: list[NestedKey]) -> NestedKey:
-        if len(keys) != 1:
-            raise KeyError(f"expected one {kind} key, found {keys!r}; use {kind}_keys")
-        return keys[0]
 
     @property
     def shape(self) -> torch.Size:
@@ -301,30 +265,27 @@ def _zero(spec: TensorSpec) -> Any:
     return zero if spec.is_in(zero) else spec.project(zero)
 
 
-S = TypeVar("S", bound=TensorSpec)
 PARTS = {"_output_spec": OUTPUTS, "_input_spec": INPUTS}
 
 
-class _Settable(Generic[S]):
+class _Settable(FromIndex[T]):
     """A spec of one kind that can be read and set."""
 
     def __init__(self, kind: str, *, full: bool = True, unbatched: bool = False) -> None:
         self._kind = kind
-        self._full = full
         self._unbatched = unbatched
         what = "a Composite" if full else "the leaf if it is the only one and has the default name, else the Composite"
-        self.__doc__ = f"The {kind} spec, {what}{', without the batch dims' if unbatched else ''}; can be set."
+        doc = f"The {kind} spec, {what}{', without the batch dims' if unbatched else ''}; can be set."
+        super().__init__(lambda index: cast(Any, index.full(kind) if full else index.leaf(kind)), doc)
 
-    def __get__(self, env: SettableSpecs | None, owner: type | None = None) -> S:
-        if env is None:
-            return cast(S, self)
-        spec: Any = env._index.full(self._kind) if self._full else env._index.leaf(self._kind)
-        return cast(S, env._without_batch(spec) if self._unbatched else spec)
+    def __get__(self, env: Any, owner: type | None = None) -> T:
+        spec: Any = super().__get__(env, owner)
+        return cast(T, env._without_batch(spec) if self._unbatched and env is not None else spec)
 
-    def __set__(self, env: SettableSpecs, spec: Any) -> None:
-        if self._unbatched and isinstance(spec, TensorSpec):
-            spec = spec.expand(*env.batch_size, *spec.shape)
-        env._set_spec(self._kind, spec)
+    def __set__(self, env: Any, value: Any) -> None:
+        if self._unbatched and isinstance(value, TensorSpec):
+            value = value.expand(*env.batch_size, *value.shape)
+        env._set_spec(self._kind, value)
 
 
 class SettableSpecs(Described):
