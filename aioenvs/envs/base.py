@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 
 from aioenvs.engine.worker.random_streams import seed_chain
 from aioenvs.envs.check import check_env_specs
-from aioenvs.envs.spec_index import INPUTS, OUTPUTS
+from aioenvs.envs.spec_properties import INPUTS, OUTPUTS
 from aioenvs.envs.stepping import Transitions
 from aioenvs.errors import ClosedError, shown
 from aioenvs.hints import hint_at, hints_at_keywords

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from tensordict import NonTensorStack, TensorDictBase
 
-from aioenvs.envs.spec_index import by_depth
+from aioenvs.envs.spec_properties import by_depth
 from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.hints import hints_at_keywords
 from aioenvs.specs import Composite, NonTensor, StackedComposite

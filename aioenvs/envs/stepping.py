@@ -11,8 +11,7 @@ from typing import Any, cast
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase, is_non_tensor, lazy_stack
 
-from aioenvs.envs.spec_index import OUTPUTS, SpecIndex
-from aioenvs.envs.spec_properties import SettableSpecs
+from aioenvs.envs.spec_properties import OUTPUTS, SettableSpecs, SpecIndex
 from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.specs import TensorSpec
 from aioenvs.specs.mapping import NestedKey, is_structure, like, opened

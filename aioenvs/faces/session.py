@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.engine.pools.pool import Lease, Pool, Selection
 from aioenvs.engine.worker.env_host import Outcome
-from aioenvs.envs.spec_index import SpecIndex
+from aioenvs.envs.spec_properties import SpecIndex
 from aioenvs.faces.batch_specs import Signature, common_device
 from aioenvs.faces.first_ready import PendingSteps
 from aioenvs.faces.requests import index_of

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from aioenvs.errors import shown
+from aioenvs.specs import Categorical, Composite
 from aioenvs.specs.mapping import NestedKey, is_structure, like, opened
 from aioenvs.tensors.step_mdp import Entries, flat_key, is_node, overlaid
-
-if TYPE_CHECKING:
-    from aioenvs.specs import Composite
 
 FLAGS = ("done", "terminated", "truncated")
 Path = tuple[str, ...]
@@ -169,6 +167,27 @@ def _inferred(node: TensorDictBase, name: str, have: dict[str, torch.Tensor], pa
             )
         return have["done"].clone()
     return torch.zeros_like(next(iter(have.values())))
+
+
+def complete_done_spec(spec: Composite) -> Composite:
+    """Give each done node `done` and `terminated`, like the one it has; an empty one gets both.
+
+    Flags of one node that differ in their shape are a ValueError.
+    """
+    leaves = {name: leaf for name, leaf in spec.items() if not isinstance(leaf, Composite)}
+    if len({leaf.shape for leaf in leaves.values()}) > 1:
+        shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+        raise ValueError(f"expected done flags of one shape beside each other, found {shapes!r}")
+    for name, other in (("done", "terminated"), ("terminated", "done")):
+        if name not in leaves and other in leaves:
+            spec[name] = leaves[other].clone()
+    for name in list(spec):
+        if isinstance(inner := spec[name], Composite):
+            spec[name] = complete_done_spec(inner)
+    if spec.is_empty():
+        for name in ("done", "terminated"):
+            spec[name] = Categorical(2, (*spec.shape, 1), device=spec.device, dtype=torch.bool)
+    return spec
 
 
 def terminated_or_truncated(

@@ -14,7 +14,7 @@ from aioenvs.engine.adapters.base import ResetArguments
 from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.layout import NEXT, ROOT
 from aioenvs.engine.worker.env_host import Outcome
-from aioenvs.envs.spec_index import SpecIndex
+from aioenvs.envs.spec_properties import SpecIndex
 from aioenvs.faces.batch_specs import EnvSpecs
 from aioenvs.faces.rows.exchange import Exchange, Rows, Values
 from aioenvs.faces.rows.inputs import Inputs

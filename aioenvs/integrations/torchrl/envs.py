@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aioenvs.envs.spec_index import INPUTS, SpecIndex
+from aioenvs.envs.spec_properties import INPUTS, SpecIndex
 from aioenvs.errors import shown
 from aioenvs.faces import async_envs as aio
 from aioenvs.faces import sync_envs as sync
