@@ -421,15 +421,8 @@ class Collector(Progressing):
         env: A sync face such as `ParallelEnv`, or a view of one.
         policy: As for `AsyncCollector`. A coroutine function is awaited in the loop of the envs, which a `SerialEnv`
             has only for coroutine envs.
-        frames_per_batch: As for `AsyncCollector`, as are all others.
-        total_frames: See `AsyncCollector`.
-        min_get: See `AsyncCollector`.
-        policy_device: See `AsyncCollector`.
-        storing_device: See `AsyncCollector`.
-        init_random_frames: See `AsyncCollector`.
-        reset_at_each_iter: See `AsyncCollector`.
-        exploration_type: See `AsyncCollector`.
-        close_env: See `AsyncCollector`.
+
+    The other arguments are those of `AsyncCollector`.
 
     Raises:
         TypeError: If `env` is no sync face, or `policy` cannot be called.

@@ -220,15 +220,9 @@ class PettingZooEnv(PettingZooWrapper):
     Args:
         task: The module of the env, such as "multiwalker_v9" or "sisl/multiwalker_v9".
         parallel: Must be True: AEC envs, whose agents act one after the other, are not supported.
-        return_state: See `PettingZooWrapper`, as for the others.
-        group_map: How agents are grouped.
-        use_mask: Whether there are masks of agents.
-        categorical_actions: Whether integers stay integers.
-        seed: For the first reset.
-        done_on_any: Whether the episode is over with the first agent's.
-        device: Where results go.
-        allow_done_after_reset: See `EnvBase`.
         **kwargs: For the env's `parallel_env`.
+
+    The other arguments are those of `PettingZooWrapper`.
 
     Raises:
         ImportError: PettingZoo, or what this env needs, is not installed, or there is no such env.
