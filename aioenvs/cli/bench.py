@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from aioenvs.cli.report import print_table
 from aioenvs.cli.targets import EXIT_INTERRUPTED, CommandError, describe, describe_failure, factory_named
 from aioenvs.engine.adapters.gymnasium import has_coroutines
 from aioenvs.engine.config import available_cores
@@ -429,7 +430,7 @@ def bench(options: BenchOptions) -> int:
         return EXIT_INTERRUPTED
     if not any(found.speed for found in results if found.setting.kind != "gymnasium"):
         raise CommandError(f"no setting could be measured: {results[0].failure}")
-    _print_profile(options, profile, cores)
+    print_table(f"one env of {options.target}", profile_rows(profile, cores))
     _print_results(options, results, recommend(profile, results, options.num_workers, cores))
     return 0
 
@@ -485,34 +486,12 @@ def result_rows(results: Sequence[Measured], advice: Advice | None) -> list[tupl
     return rows
 
 
-def _print_profile(options: BenchOptions, profile: Profile, cores: int) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=escape(f"one env of {options.target}"), show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    for row in profile_rows(profile, cores):
-        table.add_row(*row)
-    Console().print(table)
-
-
 def _print_results(options: BenchOptions, results: Sequence[Measured], advice: Advice | None) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     suffix = "" if advice is not None else " (interrupted)"
-    table = Table(title=escape(f"{options.num_workers} envs of {options.target}{suffix}"))
-    table.add_column("")
-    table.add_column("setting")
-    for name in ("env steps/s", "min - max", "x serial"):
-        table.add_column(name, justify="right")
-    for row in result_rows(results, advice):
-        table.add_row(*map(escape, row))
-    console = Console()
-    console.print(table)
+    header = ("", "setting", "env steps/s", "min - max", "x serial")
+    print_table(f"{options.num_workers} envs of {options.target}{suffix}", result_rows(results, advice), header)
     if advice is not None:
+        from rich.console import Console
+
         text = f"Recommended: {advice.setting.text(options.num_workers)}: {advice.reason}"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        Console().print(text, markup=False, highlight=False, soft_wrap=True)
