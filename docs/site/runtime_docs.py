@@ -45,7 +45,7 @@ class RuntimeDocs(griffe.Extension):
             if inspect.isfunction(found):
                 cls.members[name] = self._function(member, found)
             elif member.is_attribute and member.docstring is None and inspect.isdatadescriptor(found):
-                member.docstring = _docstring(member, inspect.getdoc(found))
+                member.docstring, member.value = _docstring(member, inspect.getdoc(found)), None
 
     def _function(self, member: Any, found: Any) -> Any:
         text = inspect.getdoc(found)
