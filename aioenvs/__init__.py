@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aioenvs.envs.pettingzoo import MarlGroupMapType, PettingZooEnv, PettingZooWrapper, check_marl_grouping
     from aioenvs.faces.async_envs import AsyncParallelEnv, AsyncSerialEnv
     from aioenvs.faces.sync_envs import ParallelEnv, SerialEnv
-    from aioenvs.specs.nontensor import make_composite_from_td
+    from aioenvs.specs.inferred import make_composite_from_td
     from aioenvs.tensors.step_mdp import step_mdp
 
 __version__ = "0.1.0"
@@ -70,7 +70,7 @@ _HOMES = {
     "check_env_specs": "aioenvs.envs.check",
     "check_marl_grouping": "aioenvs.envs.pettingzoo",
     "default_info_dict_reader": "aioenvs.envs.info",
-    "make_composite_from_td": "aioenvs.specs.nontensor",
+    "make_composite_from_td": "aioenvs.specs.inferred",
     "step_mdp": "aioenvs.tensors.step_mdp",
 }
 _MODULES = ("envs", "errors", "specs", "testing")

@@ -27,7 +27,7 @@ from aioenvs.hints import OWN, hint_at, hints_at_keywords, keywords_of, not_for_
 from aioenvs.registry import find_spec
 from aioenvs.specs import Bounded, Categorical, Composite, NonTensor, TensorSpec, Unbounded
 from aioenvs.specs.base import DeviceLike
-from aioenvs.specs.from_spaces import leaf_spec
+from aioenvs.specs.inferred import leaf_spec
 from aioenvs.tensors.storage import cast_exactly, is_convertible
 from aioenvs.tensors.trees import nested_key, non_tensor
 

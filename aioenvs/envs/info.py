@@ -17,7 +17,7 @@ from aioenvs.engine.layout import Key, find_collision
 from aioenvs.envs.spec_properties import SettableSpecs
 from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.specs import Composite, NonTensor, TensorSpec, Unbounded
-from aioenvs.specs.from_spaces import encoded
+from aioenvs.specs.inferred import encoded
 from aioenvs.specs.mapping import NestedKey
 from aioenvs.tensors.step_mdp import flat_key
 

@@ -27,7 +27,7 @@ from aioenvs.envs.gym import EnvWrapper
 from aioenvs.errors import shown
 from aioenvs.hints import OWN, hints_at_keywords, keywords_of, passed_on
 from aioenvs.specs.base import DeviceLike
-from aioenvs.specs.from_spaces import composites
+from aioenvs.specs.inferred import composites
 from aioenvs.tensors.trees import Tree, region_trees
 
 
