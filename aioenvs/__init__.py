@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aioenvs import envs, errors, specs, testing
     from aioenvs.anything import Anything
-    from aioenvs.collectors.async_collector import AsyncCollector
-    from aioenvs.collectors.collector import Collector
+    from aioenvs.collectors.collector import AsyncCollector, Collector
     from aioenvs.envs.base import EnvBase
     from aioenvs.envs.check import check_env_specs
     from aioenvs.envs.creator import EnvCreator
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from aioenvs.envs.pettingzoo import MarlGroupMapType, PettingZooEnv, PettingZooWrapper, check_marl_grouping
     from aioenvs.faces.async_envs import AsyncParallelEnv, AsyncSerialEnv
     from aioenvs.faces.sync_envs import ParallelEnv, SerialEnv
-    from aioenvs.specs.nontensor import make_composite_from_td
+    from aioenvs.specs.inferred import make_composite_from_td
     from aioenvs.tensors.step_mdp import step_mdp
 
 __version__ = "0.1.0"
@@ -55,7 +54,7 @@ __all__ = [
 
 _HOMES = {
     "Anything": "aioenvs.anything",
-    "AsyncCollector": "aioenvs.collectors.async_collector",
+    "AsyncCollector": "aioenvs.collectors.collector",
     "AsyncParallelEnv": "aioenvs.faces.async_envs",
     "AsyncSerialEnv": "aioenvs.faces.async_envs",
     "Collector": "aioenvs.collectors.collector",
@@ -71,7 +70,7 @@ _HOMES = {
     "check_env_specs": "aioenvs.envs.check",
     "check_marl_grouping": "aioenvs.envs.pettingzoo",
     "default_info_dict_reader": "aioenvs.envs.info",
-    "make_composite_from_td": "aioenvs.specs.nontensor",
+    "make_composite_from_td": "aioenvs.specs.inferred",
     "step_mdp": "aioenvs.tensors.step_mdp",
 }
 _MODULES = ("envs", "errors", "specs", "testing")

@@ -25,8 +25,7 @@ import torch
 from tensordict import TensorDict
 
 from aioenvs import AsyncParallelEnv
-from aioenvs.tensors.device import CudaBackend, backend_of
-from aioenvs.tensors.transfer import Transfer
+from aioenvs.tensors.device import CudaBackend, Transfer, backend_of
 
 FOLDER = Path(__file__).parent
 TESTS_SECONDS = 100

@@ -12,7 +12,7 @@ from faces import FACES, Face
 from gymnasium.spaces import Box, Dict, Discrete
 
 from aioenvs import GymWrapper
-from aioenvs.envs.spec_index import draw_allowed, mask_keys
+from aioenvs.envs.spec_properties import draw_allowed, mask_keys
 from aioenvs.specs import Binary, Bounded, Categorical, Composite, OneHot
 
 

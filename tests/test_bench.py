@@ -20,22 +20,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from aioenvs.cli import bench as trials
 from aioenvs.cli import main as cli
-from aioenvs.cli import measure as trials
-from aioenvs.cli.bench import BenchOptions, profile_rows, result_rows
-from aioenvs.cli.errors import CommandError
-from aioenvs.cli.measure import profile_of, size_of, try_all
-from aioenvs.cli.recommend import (
+from aioenvs.cli.bench import (
     GOOD_ENOUGH,
     MOST_TRIED,
+    BenchOptions,
     Measured,
     Profile,
     Setting,
     duration,
+    profile_of,
+    profile_rows,
     recommend,
+    result_rows,
     settings_to_try,
+    size_of,
+    try_all,
 )
-from aioenvs.cli.targets import factory_named
+from aioenvs.cli.targets import CommandError, factory_named
 from aioenvs.testing import CountingEnv, FailingEnv
 
 SERIAL, ONE, TWO, EIGHT = Setting("serial"), Setting("process", 1), Setting("process", 2), Setting("process", 8)

@@ -102,9 +102,7 @@ def test_a_reply_that_comes_late_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_results_that_are_not_copies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Part, "_copy", lambda self, region: {k: v[...] for k, v in self.own.halves[0][region].items()}
-    )
+    monkeypatch.setattr(Part, "_copy", lambda self, region: {k: v[...] for k, v in self.own.halves[0][region].items()})
     with pytest.raises((Mismatch, RuntimeError, IndexError, ValueError, AssertionError)):
         go(1, 2000, PLAIN)
 

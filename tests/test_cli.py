@@ -22,8 +22,8 @@ from hypothesis.extra import numpy as hnp
 
 import aioenvs
 from aioenvs.cli import main as cli
-from aioenvs.cli.errors import check_env_id, describe_failure
 from aioenvs.cli.report import EpisodeStats, RunOptions, RunReport, parse_private_bytes, private_memory, summary_rows
+from aioenvs.cli.targets import check_env_id, describe_failure
 
 SMAPS_ROLLUP = """\
 55d0c0a00000-7ffd1a5f6000 ---p 00000000 00:00 0                          [rollup]

@@ -32,10 +32,8 @@ from torch import nn
 
 import aioenvs.testing as toys
 from aioenvs import AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, Collector, ParallelEnv, SerialEnv
-from aioenvs.collectors.first_ready import FirstReady
-from aioenvs.collectors.lockstep import Lockstep
 from aioenvs.collectors.policy import PolicyRunner
-from aioenvs.collectors.strategy import ShieldedCommand
+from aioenvs.collectors.strategy import FirstReady, Lockstep, ShieldedCommand
 from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, SpecMismatchError, WorkerDiedError
 
 LENGTHS = numbered(NUM_ENVS, {0: {"length": 3}, 1: {"length": 5}, 2: {"length": 4}})

@@ -13,8 +13,7 @@ from torch_batches import differing
 
 from aioenvs import AsyncCollector, AsyncParallelEnv, AsyncSerialEnv, ParallelEnv
 from aioenvs.errors import PerformanceWarning
-from aioenvs.tensors.device import CudaBackend, backend_of
-from aioenvs.tensors.transfer import Transfer
+from aioenvs.tensors.device import CudaBackend, Transfer, backend_of
 from aioenvs.testing import CountingEnv as TorchCountingEnv
 
 pytestmark = [

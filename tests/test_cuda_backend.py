@@ -17,8 +17,7 @@ from pretend_cuda import PretendCuda
 from aioenvs import AsyncParallelEnv, ParallelEnv
 from aioenvs.errors import PerformanceWarning
 from aioenvs.tensors import device as devices
-from aioenvs.tensors.device import CudaBackend
-from aioenvs.tensors.transfer import Transfer
+from aioenvs.tensors.device import CudaBackend, Transfer
 
 NUMBERED = torch.device("cpu", 0)
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 
-from aioenvs.envs.spec_index import by_depth
-from aioenvs.envs.spec_properties import Described
+from aioenvs.envs.spec_properties import Described, by_depth
 from aioenvs.specs import Binary, Bounded, Categorical, Composite, NonTensor, OneHot, StackedComposite, Unbounded
 
 

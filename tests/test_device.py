@@ -29,8 +29,15 @@ from aioenvs.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
-from aioenvs.tensors.device import StagedBackend, backend_of, bytes_of, checked_device, require_device
-from aioenvs.tensors.transfer import MAX_TWINS, Transfer
+from aioenvs.tensors.device import (
+    MAX_TWINS,
+    StagedBackend,
+    Transfer,
+    backend_of,
+    bytes_of,
+    checked_device,
+    require_device,
+)
 from aioenvs.testing import CountingEnv as TorchCountingEnv
 from aioenvs.testing import DynamicShapeEnv, HeterogeneousCountingEnv, NestedCountingEnv, NonTensorEnv
 

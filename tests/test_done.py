@@ -8,8 +8,16 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 
-from aioenvs.tensors.done import any_done, complete_done, done_mask, ruling_keys, terminated_or_truncated
-from aioenvs.tensors.resets import merged, merged_reset, reset_mask
+from aioenvs.tensors.done import (
+    any_done,
+    complete_done,
+    done_mask,
+    merged,
+    merged_reset,
+    reset_mask,
+    ruling_keys,
+    terminated_or_truncated,
+)
 
 AGENTS = [("agents", "done"), ("agents", "terminated")]
 

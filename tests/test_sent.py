@@ -327,7 +327,9 @@ def test_what_ctrl_c_kept_from_being_returned_is_received_later(make: Any, monke
 
 
 @pytest.mark.parametrize(("target", "name"), [(outbox, "_Send"), (outbox.PendingSteps, "_settle")])
-def test_ctrl_c_while_a_serial_env_sends_leaves_it_usable(target: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_a_serial_env_sends_leaves_it_usable(
+    target: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with SerialEnv(3, CountingEnv, create_env_kwargs=numbered(3)) as env:
         env.reset()
         interrupting(target, name, monkeypatch)

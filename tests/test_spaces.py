@@ -19,7 +19,7 @@ from aioenvs.specs import (
     OneHot,
     Unbounded,
 )
-from aioenvs.specs.from_spaces import composites, encoded, leaf_spec, rows_spec
+from aioenvs.specs.inferred import composites, encoded, leaf_spec, rows_spec
 
 gymnasium: Any = pytest.importorskip("gymnasium")
 spaces: Any = gymnasium.spaces

@@ -13,10 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from aioenvs.cli.bench import BenchOptions, bench
-from aioenvs.cli.errors import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, describe_failure
 from aioenvs.cli.report import EpisodeStats, RunOptions, RunReport, live_line, print_summary, private_memory
-from aioenvs.cli.targets import factory_named
+from aioenvs.cli.targets import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, describe_failure, factory_named
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,8 +22,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
     from aioenvs import AsyncParallelEnv, AsyncSerialEnv
-
-__all__ = ["main"]
+    from aioenvs.cli.bench import BenchOptions
 
 TARGET = "ENV_ID|module:factory"
 TARGET_HELP = (
@@ -148,12 +145,8 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}")
 
 
-def check_bench_options(options: BenchOptions) -> None:
-    """Check what no single argument can tell.
-
-    Raises:
-        UsageError: Two of the arguments contradict each other.
-    """
+def check_bench_options(options: "BenchOptions") -> None:
+    """Check what no single argument can tell; UsageError if two of them contradict each other."""
     most = max(options.num_processes or [1])
     if most > options.num_workers:
         raise UsageError(
@@ -163,11 +156,7 @@ def check_bench_options(options: BenchOptions) -> None:
 
 
 def check_options(options: RunOptions) -> None:
-    """Check what no single argument can tell.
-
-    Raises:
-        UsageError: Two of the arguments contradict each other.
-    """
+    """Check what no single argument can tell; UsageError if two of them contradict each other."""
     backend = options.backend
     if backend != "process" and options.start_method is not None:
         why = "whose actors Ray starts" if backend == "ray" else "which starts no process"
@@ -182,16 +171,9 @@ def check_options(options: RunOptions) -> None:
 
 
 def run(options: RunOptions) -> int:
-    """Carry out ``aioenvs run``.
+    """Carry out ``aioenvs run``, whose options `check_options` has checked; returns the exit code.
 
-    Args:
-        options: What was asked, checked by `check_options`.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        CommandError: There is no such environment, what it needs is missing, or the run failed.
+    CommandError if there is no such environment, what it needs is missing, or the run failed.
     """
     if options.backend == "ray":
         _check_ray()
@@ -309,7 +291,10 @@ def _run(options: RunOptions) -> int:
     return run(options)
 
 
-def _bench(options: BenchOptions) -> int:
+def _bench(given: dict[str, Any]) -> int:
+    from aioenvs.cli.bench import BenchOptions, bench
+
+    options = BenchOptions(**given)
     check_bench_options(options)
     return bench(options)
 
@@ -335,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return _run(RunOptions(**given)) if name == "run" else _bench(BenchOptions(**given))
+        return _run(RunOptions(**given)) if name == "run" else _bench(given)
     except UsageError as error:
         command.error(str(error))
     except CommandError as error:

@@ -6,7 +6,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,17 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-__all__ = [
-    "EpisodeStats",
-    "RunOptions",
-    "RunReport",
-    "live_line",
-    "parse_private_bytes",
-    "print_summary",
-    "private_memory",
-    "summary_rows",
-]
 
 REFRESH_SECONDS = 0.1
 
@@ -64,12 +53,7 @@ class EpisodeStats:
         self._total = 0.0
 
     def update(self, reward: npt.NDArray[np.floating], done: npt.NDArray[np.bool_]) -> None:
-        """Add one step of every environment.
-
-        Args:
-            reward: The rewards, of shape ``(num_envs,)``.
-            done: Which episodes ended with this step, of shape ``(num_envs,)``.
-        """
+        """Add one step of every environment: its rewards and whether its episode ended, both ``(num_envs,)``."""
         self._running += reward
         if done.any():
             finished = self._running[done].tolist()
@@ -179,16 +163,21 @@ def _memory_text(memory_bytes: Sequence[int]) -> str:
 
 def print_summary(report: RunReport) -> None:
     """Print the final table."""
+    print_table(report.options.target + ("" if report.complete else " (interrupted)"), summary_rows(report))
+
+
+def print_table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> None:
+    """Print rows of text as a table: names and values, or what the header says, numbers from the third column on."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    suffix = "" if report.complete else " (interrupted)"
-    table = Table(title=escape(report.options.target + suffix), show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    for row in summary_rows(report):
-        table.add_row(*row)
+    table = Table(title=escape(title), show_header=bool(header))
+    for place, name in enumerate(header or ("", "")):
+        is_number = place > 1 if header else place == 1
+        table.add_column(name, style=None if header or place else "bold", justify="right" if is_number else "left")
+    for row in rows:
+        table.add_row(*map(escape, row))
     Console().print(table)
 
 

@@ -1,6 +1,5 @@
 """Collectors: batches of steps, gathered with a policy, for as long as a training takes."""
 
-from aioenvs.collectors.async_collector import AsyncCollector
-from aioenvs.collectors.collector import Collector
+from aioenvs.collectors.collector import AsyncCollector, Collector
 
 __all__ = ["AsyncCollector", "Collector"]

@@ -12,8 +12,6 @@ import torch
 
 from aioenvs.errors import shown
 
-__all__ = ["Plan", "Progress", "Progressing"]
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -48,9 +46,7 @@ class Plan:
     ) -> Plan:
         """Check the numbers.
 
-        Raises:
-            TypeError: If one is no integer.
-            ValueError: If one is out of range, or they do not fit each other.
+        TypeError if one is no integer, ValueError if one is out of range, or they do not fit each other.
         """
         _check_positive("frames_per_batch", frames_per_batch)
         if min_get is None:
@@ -78,13 +74,9 @@ class Plan:
         )
 
     def steps_per_batch(self, batch_size: torch.Size) -> int:
-        """How many steps, of all envs together or with `min_get` of single ones, fill a batch.
+        """How many steps, of all envs together or with `min_get` of single ones, fill a batch of frames.
 
-        Args:
-            batch_size: `(num_workers, *bs)`.
-
-        Raises:
-            ValueError: If no whole number does.
+        The batch size is `(num_workers, *bs)`; ValueError if no whole number does.
         """
         frames = batch_size.numel() if self.min_get is None else batch_size[1:].numel()
         if not frames:
@@ -140,13 +132,7 @@ def _callers_level() -> int:
 
 
 class Progress:
-    """Counts batches.
-
-    Attributes:
-        plan: What was asked for.
-        frames: How many frames the batches have had.
-        iterations: How many batches there were.
-    """
+    """Counts the batches of a plan, and their frames."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

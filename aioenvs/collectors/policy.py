@@ -13,15 +13,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import InteractionType, set_interaction_type
 
+from aioenvs.engine.double_buffer import Fence
 from aioenvs.engine.portal import awaited, driven
 from aioenvs.errors import shown
 from aioenvs.faces.commands import AsyncEnvs
-from aioenvs.tensors.device import Device, Fence, backend_of, named_device
+from aioenvs.tensors.device import Device, Transfer, backend_of, named_device
 from aioenvs.tensors.rollout import Policy, as_policy, with_action
-from aioenvs.tensors.transfer import Transfer
 from aioenvs.tensors.trees import exchanged, tensors_of
-
-__all__ = ["PolicyRunner", "PolicyTransfer", "can_visit", "places_of"]
 
 
 def can_visit(td: TensorDictBase) -> bool:
@@ -30,15 +28,7 @@ def can_visit(td: TensorDictBase) -> bool:
 
 
 class PolicyTransfer:
-    """A root on the device of a policy.
-
-    Args:
-        transfer: Brings it there.
-        td: The root, on the host.
-
-    Attributes:
-        td: The same on the device.
-    """
+    """A root on the device of a policy: `td` is there what the root is on the host."""
 
     def __init__(self, transfer: Transfer, td: TensorDictBase) -> None:
         assert transfer.backend is not None
@@ -75,15 +65,10 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 
 class PolicyRunner:
-    """Calls a policy.
+    """Calls a policy, in inference mode if `infers`; without one, actions are random.
 
-    Args:
-        policy: What `aioenvs.tensors.rollout.as_policy` takes, or None for random actions.
-        device: Where it shall be called; None for where the data is. A module that is elsewhere is copied there.
-        exploration: How modules with distributions choose; None for as they are told by others.
-
-    Attributes:
-        infers: Whether it is called in inference mode.
+    The device is where it shall be called, None for where the data is; a module that is elsewhere is copied there.
+    `exploration` is how modules with distributions choose, None for as they are told by others.
     """
 
     infers = False
@@ -97,11 +82,7 @@ class PolicyRunner:
         self.replace(policy)
 
     def replace(self, policy: Any) -> None:
-        """Call another policy from now on.
-
-        Raises:
-            TypeError: If it cannot be called.
-        """
+        """Call another policy from now on; TypeError if it cannot be called."""
         if policy is not None and not callable(policy):
             raise TypeError(f"expected a policy that can be called, or None for random actions, got {shown(policy)}")
         self._given = policy
@@ -114,14 +95,10 @@ class PolicyRunner:
         return self._policy if isinstance(self._policy, torch.nn.Module) else None
 
     def load(self, weights: Any = None) -> None:
-        """Give the policy other weights.
+        """Give the policy the weights of a module, a state dict or a TensorDict.
 
-        Args:
-            weights: A module, a state dict or a TensorDict that has them; None for those of the policy that was given,
-                where a copy is called, and else for nothing.
-
-        Raises:
-            TypeError: If there are weights, and the policy has none.
+        None stands for those of the policy that was given, where a copy is called, and else for nothing. Weights for a
+        policy without any are a TypeError.
         """
         if weights is None and self._policy is self._given:
             return
@@ -134,16 +111,10 @@ class PolicyRunner:
         self.module.load_state_dict(weights.state_dict() if isinstance(weights, torch.nn.Module) else weights)
 
     async def act(self, env: AsyncEnvs, td: TensorDictBase, *, at_random: bool) -> TensorDictBase:
-        """The root of some envs with the actions.
+        """The root of some envs with the actions: of all in their order, or of those that its `env_index` names.
 
-        Args:
-            env: All envs.
-            td: The root, of all envs in their order, or of those that its `env_index` names.
-            at_random: Whether to choose at random, whatever the policy is.
-
-        Raises:
-            TypeError: If the policy returned no TensorDict although it was given one.
-            Exception: Whatever the policy raised.
+        `at_random` has them chosen at random, whatever the policy is. A policy that returns no TensorDict although it
+        was given one is a TypeError.
         """
         if at_random or self._policy is None:
             return env.rand_action(td)

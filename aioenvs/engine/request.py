@@ -12,8 +12,6 @@ from aioenvs.engine.pools.pool import Lease, PendingOutcome, Pool, Selection
 from aioenvs.engine.waiting import Deadline
 from aioenvs.engine.worker.env_host import Outcome
 
-__all__ = ["Request"]
-
 
 class Request:
     """The only way in which envs of a pool are asked for anything and awaited.
@@ -93,4 +91,3 @@ class Request:
         if len(calls) < len(self._asked.selection.indices):
             self.narrow(self._pool.select(sorted(calls)))
         return await self._pool.perform(self._asked, calls)
-

@@ -1,8 +1,8 @@
 """The rows of envs: written with what they are to do, read where each has its latest values, counted. Pure: numpy only.
 
 A batch is a list of parts, one for each family of its envs; where all are of one family, a list of one. What leaves
-here does not look into the shared block, unless it is lent: it is copied leaf by leaf, which is quicker than one copy of
-a region and views of that, and keeps no memory for a leaf but its own. What travels as an object comes as it is.
+here does not look into the shared block, unless it is lent: it is copied leaf by leaf, which is quicker than one copy
+of a region with views of it, and keeps no memory for a leaf but its own. What travels as an object comes as it is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.double_buffer import DoubleBuffer
 from aioenvs.engine.layout import HALVES, IN_ROOT, INPUT, LATEST, NEXT, ROOT, STATUS, Arrays, Family, Key
 from aioenvs.engine.worker.env_host import Outcome
-
-__all__ = ["FamilyRows", "Lent", "Part", "RowIndex", "Rows", "Values", "selector"]
 
 T = TypeVar("T")
 
@@ -227,9 +225,7 @@ class Part:
             return None
         loose, free = [key for key in own.loose_inputs if values[key] is not None], own.free_states
         return {
-            self.envs[row]: {
-                key: value for key in loose if (value := values[key][row]) is not None or key not in free
-            }
+            self.envs[row]: {key: value for key in loose if (value := values[key][row]) is not None or key not in free}
             for row in (range(len(self.envs)) if rows is None else rows.tolist())
         }
 
@@ -549,4 +545,3 @@ class Rows:
         for part, own in zip(self.parts, values, strict=True):
             joined.update(zip(part.places.tolist(), own, strict=True))
         return [joined[place] for place in range(len(self.envs))]
-

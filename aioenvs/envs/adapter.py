@@ -25,6 +25,7 @@ from aioenvs.engine.layout import (
     WRITE_ROOT,
     Arrays,
     EnvMetadata,
+    Key,
     Leaf,
 )
 from aioenvs.engine.worker.random_streams import Streams, TrialStreams, torch_generator
@@ -34,10 +35,7 @@ from aioenvs.specs import Composite, NonTensor, TensorSpec
 from aioenvs.tensors.done import ruling_keys
 from aioenvs.tensors.step_mdp import flat_key
 from aioenvs.tensors.storage import storage_dtype, tensor_of
-from aioenvs.tensors.trees import ABSENT, Key, Parts, Tree, copied, is_loose, nested_key, owned, plain, region_trees
-
-__all__ = ["TensorDictAdapter"]
-
+from aioenvs.tensors.trees import ABSENT, Parts, Tree, copied, is_loose, nested_key, owned, plain, region_trees
 
 TORCH = torch_generator(torch)
 
@@ -45,13 +43,8 @@ TORCH = torch_generator(torch)
 class TensorDictAdapter:
     """Drives an `aioenvs.EnvBase`, or anything that has its specs, `reset`, `step` and `step_and_maybe_reset`.
 
-    Args:
-        env: The env.
-        env_index: Its index, for messages.
-        handling: What is done about its tensors, their gradients, and its random numbers.
-
-    Raises:
-        TypeError: If its specs are those of another library.
+    `handling` says what is done about its tensors, their gradients, and its random numbers. An env with the specs of
+    another library is a TypeError.
     """
 
     def __init__(self, env: Any, env_index: int, handling: Handling) -> None:
@@ -102,11 +95,7 @@ class TensorDictAdapter:
         return self.env if self.env.batch_locked else None
 
     def _specs_of(self, env: Any, env_index: int) -> tuple[Composite, Composite]:
-        """The output and the input spec of an env.
-
-        Raises:
-            TypeError: If they are those of another library.
-        """
+        """The output and the input spec of an env; TypeError if they are those of another library."""
         _require_own_specs(env, env_index)
         return env.output_spec, env.input_spec
 
@@ -246,11 +235,7 @@ class TensorDictAdapter:
         return done
 
     def _begin_step(self) -> None:
-        """Need a reset until the outcome of the step has come.
-
-        Raises:
-            ResetNeededError: If one is needed already.
-        """
+        """Need a reset until the outcome of the step has come; ResetNeededError if one is needed already."""
         if self.needs_reset:
             raise reset_needed(f"env {self.env_index}")
         self.needs_reset = True
@@ -332,11 +317,7 @@ class TensorDictAdapter:
         return values
 
     def _checked(self, region: str, key: Key, td: TensorDictBase, value: Any) -> Any:
-        """A value that fits its spec.
-
-        Raises:
-            SpecMismatchError: If it does not.
-        """
+        """A value that fits its spec; SpecMismatchError if it does not."""
         spec = self._trees[region].leaves[key]
         if value is None:
             raise self._mismatch(key, f"a value by the env's {region} spec", f"the keys {_keys(td)!r}")

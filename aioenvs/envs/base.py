@@ -13,15 +13,13 @@ from tensordict import TensorDictBase
 
 from aioenvs.engine.worker.random_streams import seed_chain
 from aioenvs.envs.check import check_env_specs
-from aioenvs.envs.spec_index import INPUTS, OUTPUTS
+from aioenvs.envs.spec_properties import INPUTS, OUTPUTS
 from aioenvs.envs.stepping import Transitions
 from aioenvs.errors import ClosedError, shown
 from aioenvs.hints import hint_at, hints_at_keywords
 from aioenvs.specs import Composite
 from aioenvs.specs.base import as_device
 from aioenvs.tensors.rollout import RolloutOptions, RolloutSteps, drive, rollout
-
-__all__ = ["EnvBase"]
 
 Env = TypeVar("Env", bound="EnvBase")
 

@@ -9,13 +9,12 @@ from typing import Any, Literal
 import torch
 from tensordict import NonTensorStack, TensorDictBase
 
-from aioenvs.envs.spec_index import by_depth
+from aioenvs.envs.spec_properties import by_depth
 from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.hints import hints_at_keywords
 from aioenvs.specs import Composite, NonTensor, StackedComposite
-from aioenvs.tensors.step_mdp import NestedKey, flat_key
-
-__all__ = ["check_async_env_specs", "check_env_specs"]
+from aioenvs.specs.mapping import NestedKey
+from aioenvs.tensors.step_mdp import flat_key
 
 MAX_STEPS = 3
 ROOT = ("observation", "done", "state", "action")

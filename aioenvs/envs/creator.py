@@ -10,8 +10,6 @@ import cloudpickle
 
 from aioenvs.errors import shown
 
-__all__ = ["EnvCreator"]
-
 
 class EnvCreator:
     """Makes an env when it is called; lambdas and local functions travel in it to other processes.

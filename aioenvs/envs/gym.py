@@ -18,7 +18,7 @@ from aioenvs.engine.adapters.agents import has_agents
 from aioenvs.engine.adapters.base import ResetArguments
 from aioenvs.engine.adapters.gymnasium import DONE_KEYS, REWARD_KEY, GymAdapter
 from aioenvs.engine.adapters.spaces import conform
-from aioenvs.engine.layout import INPUT, NEXT, ROOT, Arrays, Key, form_families
+from aioenvs.engine.layout import INPUT, NEXT, ROOT, Arrays, EnvMetadata, Key, form_families
 from aioenvs.engine.worker.random_streams import Generators
 from aioenvs.envs.base import EnvBase
 from aioenvs.envs.info import Info, ReadsInfo
@@ -27,11 +27,9 @@ from aioenvs.hints import OWN, hint_at, hints_at_keywords, keywords_of, not_for_
 from aioenvs.registry import find_spec
 from aioenvs.specs import Bounded, Categorical, Composite, NonTensor, TensorSpec, Unbounded
 from aioenvs.specs.base import DeviceLike
-from aioenvs.specs.from_spaces import leaf_spec
+from aioenvs.specs.inferred import leaf_spec
 from aioenvs.tensors.storage import cast_exactly, is_convertible
 from aioenvs.tensors.trees import nested_key, non_tensor
-
-__all__ = ["EnvWrapper", "GymEnv", "GymWrapper"]
 
 
 class EnvWrapper(EnvBase):
@@ -88,12 +86,17 @@ class EnvWrapper(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         self._pending_seed = seed
 
+    def take_pending_seed(self) -> int | None:
+        """Return the seed that the next reset would use, which it does not use any more; None if there is none."""
+        seed, self._pending_seed = self._pending_seed, None
+        return seed
+
     def _store_action(self, tensordict: TensorDictBase) -> None:
         objects: dict[Key, Any] = {}
         for key, spec in self._action_leaves.items():
             value = tensordict.get(key, None)
             if value is None:
-                raise self._mismatch(spec, key, f"nothing among the keys {list(tensordict.keys(True))!r}")
+                raise self.action_mismatch(spec, key, f"nothing among the keys {list(tensordict.keys(True))!r}")
             if isinstance(spec, NonTensor):
                 objects[key] = spec.to_numpy(value)
             else:
@@ -103,7 +106,7 @@ class EnvWrapper(EnvBase):
     def _store(self, spec: TensorSpec, value: Any, key: Key, array: NDArray[Any]) -> None:
         """Store a tensor that fits; whether a number is within the bounds of a Box is the env's affair."""
         if not isinstance(value, torch.Tensor) or value.shape != spec.shape:
-            raise self._mismatch(spec, key, shown(value))
+            raise self.action_mismatch(spec, key, shown(value))
         shape = array.shape[1:]
         if isinstance(spec, Bounded | Unbounded):
             given = spec.to_numpy(value).reshape(shape)
@@ -113,10 +116,11 @@ class EnvWrapper(EnvBase):
         exact = is_convertible(value, dtype) or not torch.can_cast(value.dtype, dtype)
         whole = cast_exactly(value, dtype) if exact else value.to(dtype)
         if whole is None or not spec.is_in(whole):
-            raise self._mismatch(spec, key, shown(value))
+            raise self.action_mismatch(spec, key, shown(value))
         array[0] = np.reshape(spec.to_numpy(whole), shape)
 
-    def _mismatch(self, spec: TensorSpec, key: Key, found: str) -> SpecMismatchError:
+    def action_mismatch(self, spec: TensorSpec, key: Key, found: str) -> SpecMismatchError:
+        """Return the error for an action that is none of its spec."""
         return SpecMismatchError(f"{self!r}: expected {shown(spec)} at {key!r}, found {found}")
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
@@ -133,6 +137,11 @@ class EnvWrapper(EnvBase):
             space.seed(int(torch.randint(2**31, ())))
             result.set(nested_key(key), non_tensor(space.sample(), self._action_leaves[key].ndim))
         return result
+
+    @property
+    def wrapped_metadata(self) -> EnvMetadata:
+        """What the wrapped env says of itself through its adapter."""
+        return self._adapter.metadata
 
     @property
     def object_action_spaces(self) -> dict[Key, Any]:

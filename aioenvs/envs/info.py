@@ -17,10 +17,9 @@ from aioenvs.engine.layout import Key, find_collision
 from aioenvs.envs.spec_properties import SettableSpecs
 from aioenvs.errors import SpecMismatchError, shown
 from aioenvs.specs import Composite, NonTensor, TensorSpec, Unbounded
-from aioenvs.specs.from_spaces import encoded
-from aioenvs.tensors.step_mdp import NestedKey, flat_key
-
-__all__ = ["BaseInfoDictReader", "Info", "InfoReader", "ReadsInfo", "default_info_dict_reader"]
+from aioenvs.specs.inferred import encoded
+from aioenvs.specs.mapping import NestedKey
+from aioenvs.tensors.step_mdp import flat_key
 
 Info = Mapping[str, Any]
 InfoReader = Callable[[Info, TensorDictBase], TensorDictBase | None]
@@ -301,13 +300,7 @@ def _entry(info: Any, path: Key) -> Any:
 
 
 def _leaves(info: Info, ignore_private: bool, path: Key = (), around: tuple[int, ...] = ()) -> Iterator[Key]:
-    """The paths of what is no dict.
-
-    Args:
-        info: A dict of nested ones.
-        ignore_private: Whether names that begin with an underscore are left out.
-        path: Of that dict.
-        around: The dicts around it.
+    """The paths of what is no dict in a dict of nested ones, which is at `path`, within those of `around`.
 
     Raises:
         SpecMismatchError: A dict contains itself.

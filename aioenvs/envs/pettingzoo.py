@@ -27,10 +27,8 @@ from aioenvs.envs.gym import EnvWrapper
 from aioenvs.errors import shown
 from aioenvs.hints import OWN, hints_at_keywords, keywords_of, passed_on
 from aioenvs.specs.base import DeviceLike
-from aioenvs.specs.from_spaces import composites
+from aioenvs.specs.inferred import composites
 from aioenvs.tensors.trees import Tree, region_trees
-
-__all__ = ["MarlGroupMapType", "PettingZooEnv", "PettingZooWrapper", "check_marl_grouping"]
 
 
 class MarlGroupMapType(Enum):
@@ -222,15 +220,9 @@ class PettingZooEnv(PettingZooWrapper):
     Args:
         task: The module of the env, such as "multiwalker_v9" or "sisl/multiwalker_v9".
         parallel: Must be True: AEC envs, whose agents act one after the other, are not supported.
-        return_state: See `PettingZooWrapper`, as for the others.
-        group_map: How agents are grouped.
-        use_mask: Whether there are masks of agents.
-        categorical_actions: Whether integers stay integers.
-        seed: For the first reset.
-        done_on_any: Whether the episode is over with the first agent's.
-        device: Where results go.
-        allow_done_after_reset: See `EnvBase`.
         **kwargs: For the env's `parallel_env`.
+
+    The other arguments are those of `PettingZooWrapper`.
 
     Raises:
         ImportError: PettingZoo, or what this env needs, is not installed, or there is no such env.

@@ -1,23 +1,185 @@
-"""The specs of a single env: the properties that follow from them, and their setters."""
+"""The specs of an env: their keys and leaves, worked out once, the properties that follow from them, and setters."""
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Never, Self, TypeVar, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from aioenvs.envs.spec_index import INPUTS, OUTPUTS, SpecIndex, draw_allowed
 from aioenvs.errors import shown
-from aioenvs.specs import Categorical, Composite, StackedComposite, TensorSpec
-from aioenvs.tensors.done import any_done
-from aioenvs.tensors.step_mdp import NestedKey
+from aioenvs.specs import Categorical, Composite, OneHot, StackedComposite, TensorSpec
+from aioenvs.specs.mapping import NestedKey
+from aioenvs.tensors.done import any_done, complete_done_spec
+from aioenvs.tensors.step_mdp import flat_key
 
-__all__ = ["Described", "SettableSpecs"]
+
+def mask_keys(actions: Composite, keys: Iterable[NestedKey], observations: Composite) -> dict[NestedKey, NestedKey]:
+    """Find the observations that say which actions are allowed: `action_mask` beside one, a flag for each choice.
+
+    The keys of the masks are returned by those of the actions.
+    """
+    found: dict[NestedKey, NestedKey] = {}
+    known = set(observations.keys(True, True))
+    for key in keys:
+        mask_key: NestedKey = "action_mask" if isinstance(key, str) else (*key[:-1], "action_mask")
+        spec: Any = actions[key]
+        if mask_key in known and type(spec) in (Categorical, OneHot):
+            choices = spec.shape if type(spec) is OneHot else (*spec.shape, spec.n)
+            if tuple(observations[mask_key].shape) == tuple(choices):
+                found[key] = mask_key
+    return found
+
+
+def draw_allowed(spec: Any, mask: torch.Tensor, lead: torch.Size) -> torch.Tensor:
+    """Draw a random value among those that a mask allows; where it allows none, among all.
+
+    Args:
+        spec: A `Categorical` or `OneHot`.
+        mask: Which choices are allowed, `(*lead, *spec.shape, n)`, or `(*lead, *spec.shape)` for `OneHot`.
+        lead: The dims that the spec does not have.
+    """
+    allowed = mask.to(torch.bool)
+    masked = spec.expand(*lead, *spec.shape).clone()
+    masked.update_mask(allowed | ~allowed.any(-1, keepdim=True))
+    drawn: torch.Tensor = masked.rand()
+    return drawn
+
+
+OUTPUTS = ("observation", "reward", "done")
+INPUTS = ("action", "state")
+
+
+def by_depth(keys: Iterable[NestedKey]) -> list[NestedKey]:
+    """The keys in order: outer ones first, then by name."""
+    return sorted(keys, key=lambda key: (0, (key,)) if isinstance(key, str) else (len(key) - 1, key))
+
+
+class SpecIndex:
+    """Keys and leaves of one pair of specs, an output and an input spec, worked out when first asked for."""
+
+    def __init__(self, output_spec: Composite, input_spec: Composite) -> None:
+        self.output_spec = output_spec
+        self.input_spec = input_spec
+        self._full: dict[str, Composite] = {}
+        self._keys: dict[str, list[NestedKey]] = {}
+
+    def full(self, kind: str) -> Composite:
+        """The Composite of a kind: observation, reward, done, action or state."""
+        spec = self._full.get(kind)
+        if spec is None:
+            parent = self.output_spec if kind in OUTPUTS else self.input_spec
+            name = f"full_{kind}_spec"
+            spec = parent[name] if name in parent else Composite(shape=parent.shape, device=parent.device)
+            self._full[kind] = spec
+        return spec
+
+    @functools.cached_property
+    def members(self) -> list[SpecIndex]:
+        """The index of each env, where the specs are those of a batch of envs that differ."""
+        specs = (self.output_spec, self.input_spec)
+        dims = [spec.stack_dim for spec in specs if isinstance(spec, StackedComposite)]
+        pairs = zip(*(spec.unbind(dims[0]) for spec in specs), strict=True) if dims else ()
+        return [SpecIndex(output_spec, input_spec) for output_spec, input_spec in pairs]
+
+    def keys(self, kind: str) -> list[NestedKey]:
+        """The keys of a kind's leaves, in order; of envs that differ, those that all have."""
+        keys = self._keys.get(kind)
+        if keys is None:
+            found = self._found(kind, set.intersection)
+            keys = self._keys[kind] = by_depth(found)
+        return keys
+
+    def every_key(self, kind: str) -> list[NestedKey]:
+        """Return the keys; of envs that differ, those that any has."""
+        return by_depth(self._found(kind, set.union)) if self.members else self.keys(kind)
+
+    def _found(self, kind: str, joined: Callable[..., set[NestedKey]]) -> set[NestedKey]:
+        if self.members:
+            return joined(*(member._found(kind, joined) for member in self.members))
+        return set(self.full(kind).keys(include_nested=True, leaves_only=True))
+
+    def leaf(self, kind: str) -> TensorSpec:
+        """The kind's only spec where that has the default name, else the Composite."""
+        full = self.full(kind)
+        spec: TensorSpec = full[kind] if self.keys(kind) == [kind] else full
+        return spec
+
+    @functools.cached_property
+    def done_keys_groups(self) -> list[list[NestedKey]]:
+        """The done keys of each node that has some, outer nodes first."""
+        groups: dict[tuple[str, ...], list[NestedKey]] = {}
+        for key in self.keys("done"):
+            groups.setdefault(() if isinstance(key, str) else key[:-1], []).append(key)
+        return list(groups.values())
+
+    @functools.cached_property
+    def reset_keys(self) -> list[NestedKey]:
+        """The key of each done node's mask for a partial reset."""
+        firsts = (group[0] for group in self.done_keys_groups)
+        return by_depth("_reset" if isinstance(key, str) else (*key[:-1], "_reset") for key in firsts)
+
+    @functools.cached_property
+    def left_behind(self) -> tuple[NestedKey, ...]:
+        """The keys that a step leaves behind: the actions, and the rewards that are no inputs of the next."""
+        states = self.every_key("state")
+        rewards = [key for key in self.every_key("reward") if key not in states]
+        return (*rewards, *self.every_key("action"))
+
+    @functools.cached_property
+    def masked_actions(self) -> dict[NestedKey, NestedKey]:
+        """Which observations say what actions are allowed, by the keys of the actions."""
+        if self.members:
+            return {}
+        return mask_keys(self.full("action"), self.keys("action"), self.full("observation"))
+
+    @functools.cached_property
+    def is_dynamic(self) -> bool:
+        """Whether the size of something varies: a shape has a -1."""
+        return (
+            any(member.is_dynamic for member in self.members)
+            if self.members
+            else any(
+                spec is not None and -1 in spec.shape
+                for parent in (self.output_spec, self.input_spec)
+                for spec in parent.values(include_nested=True)
+            )
+        )
+
+
+Keys = list[NestedKey]
+T = TypeVar("T")
+FLAGS = "The done flags: `done`, `terminated`, and what else there is."
+
+
+class FromIndex(Generic[T]):
+    """A property of an env that follows from the index of its specs, and cannot be set."""
+
+    def __init__(self, read: Callable[[SpecIndex], T], doc: str) -> None:
+        self._read = read
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, env: Any, owner: type | None = None) -> T:
+        return cast(T, self) if env is None else self._read(env._index)
+
+    def __set__(self, env: Any, value: Never) -> None:
+        raise AttributeError(
+            f"property {self._name!r} of {type(env).__name__!r} object has no setter", name=self._name, obj=env
+        )
+
+
+def _only(kind: str, keys: Keys) -> NestedKey:
+    if len(keys) != 1:
+        raise KeyError(f"expected one {kind} key, found {keys!r}; use {kind}_keys")
+    return keys[0]
 
 
 class Described(ABC):
@@ -82,90 +244,50 @@ class Described(ABC):
         """`output_spec` and `input_spec` in one Composite."""
         return Composite(output_spec=self.output_spec, input_spec=self.input_spec, shape=self.batch_size)
 
-    @property
-    def observation_spec(self) -> Composite:
-        """The observations."""
-        return self._index.full("observation")
+    observation_spec = FromIndex[Composite](lambda index: index.full("observation"), "The observations.")
+    full_observation_spec = FromIndex[Composite](lambda index: index.full("observation"), "The observations.")
+    action_spec = FromIndex[TensorSpec](
+        lambda index: index.leaf("action"),
+        'The action: the leaf if it is the only one and is called "action", else the Composite.',
+    )
+    full_action_spec = FromIndex[Composite](lambda index: index.full("action"), "The actions.")
+    reward_spec = FromIndex[TensorSpec](
+        lambda index: index.leaf("reward"),
+        'The reward: the leaf if it is the only one and is called "reward", else the Composite.',
+    )
+    full_reward_spec = FromIndex[Composite](lambda index: index.full("reward"), "The rewards.")
+    done_spec = FromIndex[Composite](lambda index: index.full("done"), FLAGS)
+    full_done_spec = FromIndex[Composite](lambda index: index.full("done"), FLAGS)
+    state_spec = FromIndex[Composite](lambda index: index.full("state"), "The inputs that are no actions.")
+    full_state_spec = FromIndex[Composite](lambda index: index.full("state"), "The inputs that are no actions.")
 
-    @property
-    def full_observation_spec(self) -> Composite:
-        """The observations."""
-        return self._index.full("observation")
-
-    @property
-    def action_spec(self) -> TensorSpec:
-        """The action: the leaf if it is the only one and is called "action", else the Composite."""
-        return self._index.leaf("action")
-
-    @property
-    def full_action_spec(self) -> Composite:
-        """The actions."""
-        return self._index.full("action")
-
-    @property
-    def reward_spec(self) -> TensorSpec:
-        """The reward: the leaf if it is the only one and is called "reward", else the Composite."""
-        return self._index.leaf("reward")
-
-    @property
-    def full_reward_spec(self) -> Composite:
-        """The rewards."""
-        return self._index.full("reward")
-
-    @property
-    def done_spec(self) -> Composite:
-        """The done flags: `done`, `terminated`, and what else there is."""
-        return self._index.full("done")
-
-    @property
-    def full_done_spec(self) -> Composite:
-        """The done flags: `done`, `terminated`, and what else there is."""
-        return self._index.full("done")
-
-    @property
-    def state_spec(self) -> Composite:
-        """The inputs that are no actions."""
-        return self._index.full("state")
-
-    @property
-    def full_state_spec(self) -> Composite:
-        """The inputs that are no actions."""
-        return self._index.full("state")
-
-    @property
-    def observation_keys(self) -> list[NestedKey]:
-        """Keys of the observations."""
-        return list(self._index.keys("observation"))
-
-    @property
-    def action_keys(self) -> list[NestedKey]:
-        """Keys of the actions."""
-        return list(self._index.keys("action"))
-
-    @property
-    def reward_keys(self) -> list[NestedKey]:
-        """Keys of the rewards."""
-        return list(self._index.keys("reward"))
-
-    @property
-    def done_keys(self) -> list[NestedKey]:
-        """Keys of the done flags."""
-        return list(self._index.keys("done"))
-
-    @property
-    def state_keys(self) -> list[NestedKey]:
-        """Keys of the inputs that are no actions."""
-        return list(self._index.keys("state"))
-
-    @property
-    def reset_keys(self) -> list[NestedKey]:
-        """Keys of the masks that a partial reset reads, one beside each done."""
-        return list(self._index.reset_keys)
-
-    @property
-    def done_keys_groups(self) -> list[list[NestedKey]]:
-        """The done keys that belong to each of `reset_keys`."""
-        return [list(group) for group in self._index.done_keys_groups]
+    observation_keys = FromIndex[Keys](lambda index: list(index.keys("observation")), "Keys of the observations.")
+    action_keys = FromIndex[Keys](lambda index: list(index.keys("action")), "Keys of the actions.")
+    reward_keys = FromIndex[Keys](lambda index: list(index.keys("reward")), "Keys of the rewards.")
+    done_keys = FromIndex[Keys](lambda index: list(index.keys("done")), "Keys of the done flags.")
+    state_keys = FromIndex[Keys](lambda index: list(index.keys("state")), "Keys of the inputs that are no actions.")
+    reset_keys = FromIndex[Keys](
+        lambda index: list(index.reset_keys), "Keys of the masks that a partial reset reads, one beside each done."
+    )
+    done_keys_groups = FromIndex[list[Keys]](
+        lambda index: list(map(list, index.done_keys_groups)), "The done keys that belong to each of `reset_keys`."
+    )
+    action_key = FromIndex[NestedKey](
+        lambda index: _only("action", index.keys("action")),
+        "The only action key; KeyError if there is another number of them.",
+    )
+    reward_key = FromIndex[NestedKey](
+        lambda index: _only("reward", index.keys("reward")),
+        "The only reward key; KeyError if there is another number of them.",
+    )
+    done_key = FromIndex[NestedKey](
+        lambda index: _only("done", [key for key in index.keys("done") if flat_key(key)[-1] == "done"]),
+        'The only key called "done", at any depth; KeyError if there is another number of them.',
+    )
+    reset_key = FromIndex[NestedKey](
+        lambda index: _only("reset", index.reset_keys),
+        "The only mask's key; KeyError if there is another number of them.",
+    )
 
     def every_key(self, kind: str) -> list[NestedKey]:
         """Keys of a kind ("observation", "reward", "done", "action" or "state") that any env of a batch has.
@@ -173,32 +295,6 @@ class Described(ABC):
         They are more than those in `done_keys` and so on where envs differ, since all have those.
         """
         return list(self._index.every_key(kind))
-
-    @property
-    def action_key(self) -> NestedKey:
-        """The only action key; KeyError if there is another number of them."""
-        return self._only("action", self._index.keys("action"))
-
-    @property
-    def reward_key(self) -> NestedKey:
-        """The only reward key; KeyError if there is another number of them."""
-        return self._only("reward", self._index.keys("reward"))
-
-    @property
-    def done_key(self) -> NestedKey:
-        """The only key called "done", at any depth; KeyError if there is another number of them."""
-        return self._only("done", [key for key in self._index.keys("done") if key == "done" or key[-1] == "done"])
-
-    @property
-    def reset_key(self) -> NestedKey:
-        """The only mask's key; KeyError if there is another number of them."""
-        return self._only("reset", self._index.reset_keys)
-
-    @staticmethod
-    def _only(kind: str, keys: list[NestedKey]) -> NestedKey:
-        if len(keys) != 1:
-            raise KeyError(f"expected one {kind} key, found {keys!r}; use {kind}_keys")
-        return keys[0]
 
     @property
     def shape(self) -> torch.Size:
@@ -303,30 +399,27 @@ def _zero(spec: TensorSpec) -> Any:
     return zero if spec.is_in(zero) else spec.project(zero)
 
 
-S = TypeVar("S", bound=TensorSpec)
 PARTS = {"_output_spec": OUTPUTS, "_input_spec": INPUTS}
 
 
-class _Settable(Generic[S]):
+class _Settable(FromIndex[T]):
     """A spec of one kind that can be read and set."""
 
     def __init__(self, kind: str, *, full: bool = True, unbatched: bool = False) -> None:
         self._kind = kind
-        self._full = full
         self._unbatched = unbatched
         what = "a Composite" if full else "the leaf if it is the only one and has the default name, else the Composite"
-        self.__doc__ = f"The {kind} spec, {what}{', without the batch dims' if unbatched else ''}; can be set."
+        doc = f"The {kind} spec, {what}{', without the batch dims' if unbatched else ''}; can be set."
+        super().__init__(lambda index: cast(Any, index.full(kind) if full else index.leaf(kind)), doc)
 
-    def __get__(self, env: SettableSpecs | None, owner: type | None = None) -> S:
-        if env is None:
-            return cast(S, self)
-        spec: Any = env._index.full(self._kind) if self._full else env._index.leaf(self._kind)
-        return cast(S, env._without_batch(spec) if self._unbatched else spec)
+    def __get__(self, env: Any, owner: type | None = None) -> T:
+        spec: Any = super().__get__(env, owner)
+        return cast(T, env._without_batch(spec) if self._unbatched and env is not None else spec)
 
-    def __set__(self, env: SettableSpecs, spec: Any) -> None:
-        if self._unbatched and isinstance(spec, TensorSpec):
-            spec = spec.expand(*env.batch_size, *spec.shape)
-        env._set_spec(self._kind, spec)
+    def __set__(self, env: Any, value: Any) -> None:
+        if self._unbatched and isinstance(value, TensorSpec):
+            value = value.expand(*env.batch_size, *value.shape)
+        env._set_spec(self._kind, value)
 
 
 class SettableSpecs(Described):
@@ -504,25 +597,3 @@ class SettableSpecs(Described):
                 raise RuntimeError(
                     f"the key {key!r} collides: it is in action_spec and in done_spec; rename the action"
                 )
-
-
-def complete_done_spec(spec: Composite) -> Composite:
-    """Give each done node `done` and `terminated`, like the one it has; an empty one gets both.
-
-    Raises:
-        ValueError: If flags of one node differ in their shape.
-    """
-    leaves = {name: leaf for name, leaf in spec.items() if not isinstance(leaf, Composite)}
-    if len({leaf.shape for leaf in leaves.values()}) > 1:
-        shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
-        raise ValueError(f"expected done flags of one shape beside each other, found {shapes!r}")
-    for name, other in (("done", "terminated"), ("terminated", "done")):
-        if name not in leaves and other in leaves:
-            spec[name] = leaves[other].clone()
-    for name in list(spec):
-        if isinstance(inner := spec[name], Composite):
-            spec[name] = complete_done_spec(inner)
-    if spec.is_empty():
-        for name in ("done", "terminated"):
-            spec[name] = Categorical(2, (*spec.shape, 1), device=spec.device, dtype=torch.bool)
-    return spec

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from aioenvs.engine.adapters.base import Call, Handling, ResetArguments
 from aioenvs.engine.adapters.gymnasium import GymAdapter
 from aioenvs.engine.adapters.spaces import Objects
-from aioenvs.engine.layout import HALVES, INPUT, NEXT, ROOT, STATUS, WRITE_ROOT, Arrays, EnvMetadata, Leaf
+from aioenvs.engine.layout import HALVES, INPUT, NEXT, ROOT, STATUS, WRITE_ROOT, Arrays, EnvMetadata, Key, Leaf
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.gym import EnvWrapper, GymEnv, GymWrapper
 from aioenvs.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
@@ -21,17 +21,7 @@ from aioenvs.errors import shown
 from aioenvs.specs import Bounded, Composite, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
 from aioenvs.specs.onehot import MaskedSpec
 from aioenvs.tensors.storage import storage_dtype, tensor_of
-from aioenvs.tensors.trees import Key, Tree, region_trees
-
-__all__ = [
-    "NO_NAMES",
-    "Converter",
-    "UnwrappingAdapter",
-    "WrapperAdapter",
-    "adapted",
-    "can_see_through",
-    "has_values_of",
-]
+from aioenvs.tensors.trees import Tree, region_trees
 
 WRAPPERS = (GymEnv, GymWrapper, PettingZooEnv, PettingZooWrapper)
 
@@ -48,7 +38,7 @@ def can_see_through(env: Any) -> bool:
         return False
     if isinstance(env, GymWrapper) and env.info_dict_reader:
         return False
-    return has_values_of(env._adapter.metadata, env.output_spec, env.input_spec)
+    return has_values_of(env.wrapped_metadata, env.output_spec, env.input_spec)
 
 
 def has_values_of(
@@ -61,14 +51,8 @@ def has_values_of(
 ) -> bool:
     """Whether values of these specs are those of a wrapped env's spaces, but for integers that are one-hot.
 
-    Actions may be in any case, and observations if `encodes`.
-
-    Args:
-        inner: What the wrapped env says of itself.
-        output_spec: Of `full_observation_spec`, `full_reward_spec` and `full_done_spec`.
-        input_spec: Of `full_action_spec` and `full_state_spec`.
-        names: What the specs call values of the spaces, where that is not the same.
-        encodes: Whether observed integers from 0 on may be one-hot.
+    Actions may be in any case, and observations, of integers from 0 on, if `encodes`. `names` has what the specs call
+    values of the spaces, where that is not the same.
     """
     trees = region_trees(output_spec, input_spec)
     spaces = {
@@ -105,12 +89,8 @@ def _is_one_hot(spec: TensorSpec) -> bool:
 class UnwrappingAdapter(TensorDictAdapter):
     """Drives the env inside a wrapper for whose specs `has_values_of` holds.
 
-    Args:
-        env: The env.
-        env_index: Its index, for messages.
-        handling: What is done about its random numbers; its values take the same way in any case.
-        inner: Drives the wrapped env.
-        names: What the wrapper calls values of the spaces, where that is not the same.
+    `inner` drives the wrapped env; of `handling`, only what is said of random numbers matters, since values take the
+    same way in any case. `names` has what the wrapper calls values of the spaces, where that is not the same.
     """
 
     def __init__(
@@ -178,38 +158,36 @@ class UnwrappingAdapter(TensorDictAdapter):
     def _decoder(self, key: Key, spec: TensorSpec, row: NDArray[Any], target: NDArray[Any]) -> Converter:
         """A function that brings the action of the next step from the env's row to where its adapter reads it.
 
-        Raises:
-            SpecMismatchError: From that function, if the value is none of the spec.
+        It raises SpecMismatchError if the value is none of the spec.
         """
         value = tensor_of(row, spec.dtype)
 
         def decode() -> None:
             if not spec.is_in(value):
-                raise self.env._mismatch(spec, key, shown(value))
+                raise self.env.action_mismatch(spec, key, shown(value))
             target[0] = np.reshape(spec.to_numpy(value), target.shape[1:])
 
         def decode_one() -> None:
             choice = int(row.argmax())
             if row[choice] != 1 or np.count_nonzero(row) != 1:
-                raise self.env._mismatch(spec, key, shown(value))
+                raise self.env.action_mismatch(spec, key, shown(value))
             target[0] = choice
 
         def decode_integers() -> None:
             if (row < low).any() or (row > high).any():
-                raise self.env._mismatch(spec, key, shown(value))
+                raise self.env.action_mismatch(spec, key, shown(value))
             target[0] = row
 
-        if isinstance(spec, MaskedSpec) and spec._mask is None and row.dtype.kind in "iu" and row.shape == spec.shape:
+        if isinstance(spec, MaskedSpec) and spec.mask is None and row.dtype.kind in "iu" and row.shape == spec.shape:
             low, high = spec.low.numpy(), spec.high.numpy()
             return decode_integers
-        plain = type(spec) is OneHot and row.ndim == 1 and spec.mask is None and not any(spec._start)
+        plain = type(spec) is OneHot and row.ndim == 1 and spec.mask is None and not spec.to_categorical_spec().start
         return decode_one if plain else decode
 
     def _encoder(self, key: Key, row: NDArray[Any], source: NDArray[Any]) -> Converter:
         """A function that brings the integer which was observed to the env's row, as a one-hot vector.
 
-        Raises:
-            SpecMismatchError: From that function, if it is out of range.
+        It raises SpecMismatchError if it is out of range.
         """
 
         def encode() -> None:
@@ -260,34 +238,21 @@ class UnwrappingAdapter(TensorDictAdapter):
 
 
 class WrapperAdapter(UnwrappingAdapter):
-    """Drives the env inside a wrapper of this package for which `can_see_through` holds.
-
-    Args:
-        env: The wrapper.
-        env_index: Its index, for messages.
-        handling: What is done about its random numbers; its values take the same way in any case.
-    """
+    """Drives the env inside a wrapper of this package for which `can_see_through` holds."""
 
     def __init__(self, env: EnvWrapper, env_index: int, handling: Handling) -> None:
-        super().__init__(env, env_index, handling, env.make_adapter(env_index, env._who, handling.generators))
+        super().__init__(env, env_index, handling, env.make_adapter(env_index, repr(env), handling.generators))
 
     def perform(self, call: Call) -> Any:
         try:
             return super().perform(call)
         finally:
-            if self.env._pending_seed is not None:  # a call may have seeded the env
-                self._inner.seed(self.env._pending_seed)
-                self.env._pending_seed = None
+            if (seed := self.env.take_pending_seed()) is not None:  # a call may have seeded the env
+                self._inner.seed(seed)
 
 
 def adapted(env: Any, env_index: int, handling: Handling) -> TensorDictAdapter:
-    """The adapter for an env that deals in TensorDicts. The engine finds this function by its name.
-
-    Args:
-        env: The env.
-        env_index: Its index, for messages.
-        handling: How it is driven.
-    """
+    """The adapter for an env that deals in TensorDicts. The engine finds this function by its name."""
     if any(base.__module__.startswith("torchrl.") for base in type(env).__mro__):
         theirs = importlib.import_module("aioenvs.integrations.torchrl.worker")
         adapter: TensorDictAdapter = theirs.adapted(env, env_index, handling)

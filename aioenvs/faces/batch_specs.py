@@ -10,7 +10,7 @@ import torch
 from aioenvs.engine.layout import EnvMetadata, Family
 from aioenvs.errors import SpecMismatchError, describe_envs
 from aioenvs.specs import Composite
-from aioenvs.specs.from_spaces import composites
+from aioenvs.specs.inferred import composites
 from aioenvs.specs.stacked import stack_specs
 from aioenvs.tensors.trees import region_trees
 

@@ -300,7 +300,7 @@ class PendingSteps:
         """Send a step to each env as soon as it is ready: to those that are, at once."""
         loop, pool, envs = asyncio.get_running_loop(), self._pool, send.scope.rows.envs
         late = [env for env in envs if not self._is_ready(env)]
-        groups = [(env,) for env in late]
+        groups: list[tuple[int, ...]] = [(env,) for env in late]
         if present := tuple([env for env in envs if env not in late]):
             groups.append(present)
         for group in groups:
@@ -473,8 +473,7 @@ class PendingSteps:
         if not any(read):
             return self._envs.last_step(envs)
         alone = [
-            self._envs.last_step((env,)) if each is None else each.alone()
-            for env, each in zip(envs, read, strict=True)
+            self._envs.last_step((env,)) if each is None else each.alone() for env, each in zip(envs, read, strict=True)
         ]
         following, root = (self._envs.joined(envs, [own[index] for own in alone]) for index in range(2))
         return following, root
@@ -512,7 +511,7 @@ class PendingSteps:
             if task.get_loop().is_closed():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 with contextlib.suppress(RuntimeError):  # what they wait for wants to tell the loop
-                    task.get_coro().close()  # type: ignore[union-attr]
+                    task.get_coro().close()
 
 
 def _shares(whole: Rows, rows: Rows, inputs: Sequence[Values]) -> list[Values]:

@@ -21,7 +21,7 @@ from aioenvs.faces.batch_specs import Signature
 from aioenvs.faces.commands import AsyncEnvs
 from aioenvs.faces.session import EnvSelection, Session
 from aioenvs.hints import Instead
-from aioenvs.specs.tensorclasses import name_classes
+from aioenvs.specs.mapping import name_classes
 from aioenvs.tensors.device import Device, DeviceBackend, checked_device, require_device
 
 __all__ = ["AsyncBatchedEnv", "AsyncView", "chosen_envs"]

@@ -14,7 +14,7 @@ from aioenvs.engine.rows import RowIndex
 from aioenvs.engine.worker.random_streams import as_python, seed_chain
 from aioenvs.errors import describe_envs, shown
 from aioenvs.hints import describe
-from aioenvs.tensors.resets import reset_mask
+from aioenvs.tensors.done import reset_mask
 from aioenvs.tensors.step_mdp import flat_key
 from aioenvs.tensors.trees import Key
 

@@ -17,16 +17,15 @@ from aioenvs.engine.layout import ROOT
 from aioenvs.engine.pools.pool import Lease, Pool, Selection
 from aioenvs.engine.rows import RowIndex, Rows, Values
 from aioenvs.engine.worker.env_host import Outcome
-from aioenvs.envs.spec_index import SpecIndex
+from aioenvs.envs.spec_properties import SpecIndex
 from aioenvs.faces.batch_specs import Signature, common_device
 from aioenvs.faces.first_ready import PendingSteps
 from aioenvs.faces.requests import index_of
 from aioenvs.faces.rows.inputs import BatchInputs, FamilyInputs
 from aioenvs.faces.rows.tensordicts import DenseResults, LazyResults, Results
 from aioenvs.faces.rows.tensors import BatchTensors, FamilyTensors, placed
-from aioenvs.tensors.device import DeviceBackend, Fence, backend_of, checked_device
+from aioenvs.tensors.device import DeviceBackend, Fence, Transfer, backend_of, checked_device
 from aioenvs.tensors.step_mdp import NestedKey
-from aioenvs.tensors.transfer import Transfer
 from aioenvs.tensors.trees import Tree, exchanged, region_trees, tensors_of
 
 __all__ = ["BatchSpec", "EnvSelection", "Session"]
@@ -175,7 +174,9 @@ class Session:
         self._home = {env: family for family in self._families for env in family.rows.family.envs}
         firsts: dict[int, int] = {}  # for each env the first that says the same of itself, which it looks like
         self._models = [firsts.setdefault(id(own), env) for env, own in enumerate(pool.metadata)]
-        self.transfer = Transfer(torch.from_numpy(self._families[0].rows.memory), backend, pin_memory, _pinning(pin_memory))
+        self.transfer = Transfer(
+            torch.from_numpy(self._families[0].rows.memory), backend, pin_memory, _pinning(pin_memory)
+        )
         self.crossing = self.transfer if backend is not None else None
         pool.fenced = backend is not None
         self._scopes: OrderedDict[tuple[int, ...], EnvSelection] = OrderedDict()

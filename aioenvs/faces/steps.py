@@ -234,9 +234,7 @@ class AsyncSteps(AsyncCalls):
             if chosen.indices:
                 scope.rows.decide(rows, lends, maybe_reset)
                 outcome = await request.step(scope.rows.write(inputs, rows), maybe_reset=maybe_reset)
-            following, root = scope.read_step(
-                rows, outcome, known, maybe_reset=maybe_reset, lends=lends, apart=apart
-            )
+            following, root = scope.read_step(rows, outcome, known, maybe_reset=maybe_reset, lends=lends, apart=apart)
             if crossing is not None and not outcome.failures:
                 following, root = scope.tensors.place(crossing, following, root)
         outcome.raise_failure()

@@ -4,12 +4,7 @@ __all__ = ["explained"]
 
 
 def explained(error: ImportError, extra: str) -> ImportError:
-    """Return the error to raise where a module of this package cannot import its library.
-
-    Args:
-        error: What came of it.
-        extra: What installs it.
-    """
+    """Return the error to raise where a module of this package cannot import its library, which an extra installs."""
     package = (error.name or "a library").partition(".")[0]
     if package == __name__.partition(".")[0]:
         return error

@@ -9,8 +9,9 @@ from __future__ import annotations
 from aioenvs.specs.base import TensorSpec
 from aioenvs.specs.composite import Composite
 from aioenvs.specs.discrete import Binary, Categorical, MultiCategorical
+from aioenvs.specs.inferred import make_composite_from_td
 from aioenvs.specs.interval import Bounded, BoundedContinuous, Unbounded, UnboundedContinuous, UnboundedDiscrete
-from aioenvs.specs.nontensor import NonTensor, make_composite_from_td
+from aioenvs.specs.leaf import NonTensor
 from aioenvs.specs.onehot import MultiOneHot, OneHot
 from aioenvs.specs.stacked import Stacked, StackedComposite
 

@@ -13,8 +13,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_ten
 from aioenvs.errors import shown
 from aioenvs.specs.base import DeviceLike, Lead, Rearrange, TensorSpec, as_device, as_shape, concrete
 from aioenvs.specs.leaf import key_prefix
-from aioenvs.specs.mapping import NestedKey, SpecMapping, as_path
-from aioenvs.specs.tensorclasses import dressed, is_structure, like, opened, same_class
+from aioenvs.specs.mapping import NestedKey, SpecMapping, as_path, dressed, is_structure, like, opened, same_class
 
 MISSING = object()
 

@@ -11,7 +11,7 @@ import torch
 from aioenvs.errors import shown
 from aioenvs.specs.base import DeviceLike, as_shape, broadcasts, concrete, joint_shape
 from aioenvs.specs.leaf import dtype_or_device_first, integers
-from aioenvs.specs.onehot import MaskedSpec, MultiOneHot, OneHot, as_mask
+from aioenvs.specs.onehot import MaskedSpec, MultiOneHot, OneHot, as_mask, encode_choices
 
 
 class Categorical(MaskedSpec):
@@ -97,16 +97,6 @@ class Categorical(MaskedSpec):
             values = values[mask]
         return values.reshape(-1, *[1] * self.ndim).expand(len(values), *concrete(self._shape)).clone()
 
-    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        """Return the value, after a check if `safe`."""
-        if safe:
-            self.assert_is_in(value)
-        return value
-
-    def to_categorical_spec(self) -> Categorical:
-        """Return the spec."""
-        return self
-
     def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return integers of shape `(*)` one-hot encoded: bool `(*, n)`.
 
@@ -119,7 +109,7 @@ class Categorical(MaskedSpec):
         """
         if safe:
             self.assert_is_in(value)
-        return self.to_one_hot_spec()._encoded([value.unsqueeze(-1)])
+        return encode_choices(self.to_one_hot_spec(), [value.unsqueeze(-1)])
 
     def to_one_hot_spec(self) -> OneHot:
         """Return the spec of one-hot encoded values."""
@@ -267,16 +257,6 @@ class MultiCategorical(MaskedSpec):
         shape = concrete(self._shape)
         return values.reshape(-1, *[1] * (len(shape) - 1), *shape[-1:]).expand(len(values), *shape).clone()
 
-    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        """Return the value, after a check if `safe`."""
-        if safe:
-            self.assert_is_in(value)
-        return value
-
-    def to_categorical_spec(self) -> MultiCategorical:
-        """Return the spec."""
-        return self
-
     def to_one_hot(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
         """Return integers of shape `(*, k)` one-hot encoded, one behind the other: bool `(*, sum(nvec))`.
 
@@ -289,7 +269,7 @@ class MultiCategorical(MaskedSpec):
         """
         if safe:
             self.assert_is_in(value)
-        return self.to_one_hot_spec()._encoded([part.unsqueeze(-1) for part in value.unbind(-1)])
+        return encode_choices(self.to_one_hot_spec(), [part.unsqueeze(-1) for part in value.unbind(-1)])
 
     def to_one_hot_spec(self) -> MultiOneHot:
         """Return the spec of one-hot encoded values.
@@ -343,10 +323,6 @@ class Binary(Categorical):
         if n is not None and size[-1:] != (n,):
             raise ValueError(f"expected a shape that ends with n={shown(n)} for Binary, found {tuple(size)}")
         super().__init__(2, size, device, dtype or torch.int8, mask)
-
-    def to_categorical_spec(self) -> Binary:
-        """Return the spec."""
-        return self
 
     def _details(self) -> list[str]:
         return ["masked"] * (self._mask is not None)

@@ -108,11 +108,7 @@ class IntervalSpec(TensorLeafSpec):
         return from_ordered(compact(bound), self._dtype).expand(bound.shape)
 
     def _bound_by(self, low: torch.Tensor, high: torch.Tensor) -> None:
-        """Set bounds given as int64.
-
-        Raises:
-            ValueError: the spec's dtype cannot hold them.
-        """
+        """Set bounds given as int64; ValueError if the spec's dtype cannot hold them."""
         check_dtype(low, high, self._dtype)
         self._bound(low, high)
 

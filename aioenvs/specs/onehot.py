@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -42,12 +42,7 @@ def as_mask(mask: Any, size: Sequence[int], spec: TensorLeafSpec) -> torch.Tenso
 
 
 def draw_masked(mask: torch.Tensor, size: torch.Size, spec: TensorLeafSpec) -> torch.Tensor:
-    """Draw indices along the last dim of the mask where it is True, int64 of shape `size`.
-
-    Args:
-        mask: bool `(*shape, n)`.
-        size: `(*lead, *shape)`.
-        spec: for the message.
+    """Draw indices along the last dim of a mask `(*shape, n)` where it is True: int64 of `size`, `(*lead, *shape)`.
 
     Raises:
         ValueError: the mask is False for all n somewhere.
@@ -76,6 +71,21 @@ class MaskedSpec(IntervalSpec):
     @abstractmethod
     def update_mask(self, mask: Any) -> None:
         """Change, in place, which values are in the spec; None for all of them."""
+
+    @property
+    @abstractmethod
+    def mask(self) -> torch.Tensor | None:
+        """Which values are in the spec; None for all of them."""
+
+    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return the value, after a check if `safe`."""
+        if safe:
+            self.assert_is_in(value)
+        return value
+
+    def to_categorical_spec(self) -> Self:
+        """Return the spec."""
+        return self
 
     def rand(self, shape: Lead = ()) -> torch.Tensor:
         """Return a random value of shape `(*shape, *self.shape)`, uniform over the allowed integers."""
@@ -149,6 +159,8 @@ class OneHotSpec(TensorLeafSpec):
     _event_ndim = 1
     _held = ("_mask",)
     _mask: torch.Tensor | None = None
+    _is_single = False
+    """Whether there is but one choice, for which integers have no dim of their own."""
 
     def __init__(
         self,
@@ -242,31 +254,30 @@ class OneHotSpec(TensorLeafSpec):
         return self._one_hot(self._chosen(value))
 
     def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
-        """Return integers of shape `(*, len(nvec))`, each in [start, start + n), as a new one-hot tensor.
+        """Return integers, each in [start, start + n), as a new one-hot tensor.
+
+        Args:
+            value: of shape `(*, *self.shape[:-1], len(nvec))`; of a `OneHot`, `(*, *self.shape[:-1])`.
+            ignore_device: whether to return the value on the CPU.
 
         Raises:
             ValueError: the shape does not fit, or an integer is out of range.
         """
         indices = new_tensor(value, torch.int64, self._encoding_device(ignore_device))
+        if self._is_single:
+            indices = indices.unsqueeze(-1)
         expected = (*self._shape[:-1], len(self._nvec))
         if indices.shape[max(indices.ndim - len(expected), 0) :] != expected:
             shape = open_shape(expected)
             raise ValueError(f"expected integers of shape {shape} for {self!r}, found {tuple(indices.shape)}")
-        return self._encoded([indices[..., i : i + 1] for i in range(len(self._nvec))])
-
-    def _encoded(self, choices: list[torch.Tensor]) -> torch.Tensor:
-        choices = [choice.to(torch.int64) - start for choice, start in zip(choices, self._start, strict=True)]
-        for index, n, start in zip(choices, self._nvec, self._start, strict=True):
-            if not bool(((index >= 0) & (index < n)).all()):
-                found = (index + start).squeeze(-1).tolist()
-                raise ValueError(f"expected integers in [{start}, {start + n}) for {self!r}, found {shown(found)}")
-        return self._one_hot(choices)
+        return encode_choices(self, [indices[..., i : i + 1] for i in range(len(self._nvec))])
 
     def to_numpy(self, value: torch.Tensor, safe: bool | None = None) -> Any:
-        """Return the integers of a one-hot value, an array of shape `(*, len(nvec))`."""
+        """Return the integers of a one-hot value, an array of shape `(*, len(nvec))`; of a `OneHot`, `(*)`."""
         if safe:
             self.assert_is_in(value)
-        return (torch.cat(self._chosen(value), -1).cpu() + torch.tensor(self._start)).numpy()
+        numbers = (torch.cat(self._chosen(value), -1).cpu() + torch.tensor(self._start)).numpy()
+        return numbers[..., 0] if self._is_single else numbers
 
     def cardinality(self) -> int:
         """Return the number of one-hot rows, regardless of a mask."""
@@ -295,10 +306,31 @@ class OneHotSpec(TensorLeafSpec):
             self.assert_is_in(value)
         return value
 
-    def _to_integers(self, value: torch.Tensor, safe: bool | None) -> torch.Tensor:
+    def to_one_hot_spec(self) -> Self:
+        """Return the spec."""
+        return self
+
+    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
+        """Return the integers of a one-hot value: int64 `(*, len(nvec))`; of a `OneHot`, `(*)`.
+
+        Args:
+            value: of shape `(*, n)`, n the sum of all choices; the largest element of each choice counts.
+            safe: whether to check that the value is in the spec.
+        """
         if safe:
             self.assert_is_in(value)
-        return torch.cat(self._chosen(value), -1) + torch.tensor(self._start, device=value.device)
+        found = torch.cat(self._chosen(value), -1) + torch.tensor(self._start, device=value.device)
+        return found.squeeze(-1) if self._is_single else found
+
+    @abstractmethod
+    def to_categorical_spec(self) -> Any:
+        """Return the spec of the integers."""
+
+    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
+        """Return all rows, each for the whole batch, `(cardinality, *self.shape)`, see `TensorSpec.enumerate`."""
+        categorical = self.to_categorical_spec()
+        rows: torch.Tensor = categorical.to_one_hot(categorical.enumerate(use_mask)).to(self._dtype)
+        return rows
 
     def __eq__(self, other: object) -> bool:
         """Whether the other spec describes the same values on the same device."""
@@ -308,6 +340,16 @@ class OneHotSpec(TensorLeafSpec):
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def encode_choices(spec: OneHotSpec, choices: list[torch.Tensor]) -> torch.Tensor:
+    """Return integers, `(*, 1)` for each choice, as a one-hot value; ValueError if one is out of range."""
+    choices = [choice.to(torch.int64) - start for choice, start in zip(choices, spec._start, strict=True)]
+    for index, n, start in zip(choices, spec._nvec, spec._start, strict=True):
+        if not bool(((index >= 0) & (index < n)).all()):
+            found = (index + start).squeeze(-1).tolist()
+            raise ValueError(f"expected integers in [{start}, {start + n}) for {spec!r}, found {shown(found)}")
+    return spec._one_hot(choices)
 
 
 class OneHot(OneHotSpec):
@@ -333,6 +375,8 @@ class OneHot(OneHotSpec):
     1
     """
 
+    _is_single = True
+
     @dtype_or_device_first(2)
     def __init__(
         self,
@@ -352,42 +396,10 @@ class OneHot(OneHotSpec):
         """How many values there are."""
         return self._nvec[0]
 
-    def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
-        """Return integers of shape `(*, *self.shape[:-1])` in [start, start + n) as a new one-hot tensor.
-
-        Raises:
-            ValueError: the shape does not fit, or an integer is out of range.
-        """
-        device = self._encoding_device(ignore_device)
-        return super().encode(new_tensor(value, torch.int64, device).unsqueeze(-1), ignore_device=ignore_device)
-
-    def to_numpy(self, value: torch.Tensor, safe: bool | None = None) -> Any:
-        """Return the integers of a one-hot value, without its last dim."""
-        return super().to_numpy(value, safe)[..., 0]
-
-    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
-        """Return the n rows, each for the whole batch, of shape `(n, *self.shape)`, see `TensorSpec.enumerate`."""
-        categorical = self.to_categorical_spec()
-        rows: torch.Tensor = categorical.to_one_hot(categorical.enumerate(use_mask)).to(self._dtype)
-        return rows
-
-    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        """Return the integers of a one-hot value: int64, without its last dim.
-
-        Args:
-            value: of shape `(*, n)`; its largest element counts.
-            safe: whether to check that the value is in the spec.
-        """
-        return self._to_integers(value, safe).squeeze(-1)
-
     def to_categorical_spec(self) -> Any:
         """Return the spec of the integers."""
         shape, start = self._shape[:-1], self._start[0]
         return self._kinds["Categorical"](self.n, shape, device=self._device, mask=self._mask, start=start)
-
-    def to_one_hot_spec(self) -> OneHot:
-        """Return the spec."""
-        return self
 
     def _details(self) -> list[str]:
         return [f"n={self.n}", *["masked"] * (self._mask is not None)]
@@ -439,29 +451,10 @@ class MultiOneHot(OneHotSpec):
         """How many values each choice has."""
         return list(self._nvec)
 
-    def enumerate(self, use_mask: bool = False) -> torch.Tensor:
-        """Return all rows, each for the whole batch, of shape `(cardinality, *self.shape)`."""
-        categorical = self.to_categorical_spec()
-        rows: torch.Tensor = categorical.to_one_hot(categorical.enumerate(use_mask)).to(self._dtype)
-        return rows
-
-    def to_categorical(self, value: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        """Return the integers of a one-hot value: int64 `(*, len(nvec))`.
-
-        Args:
-            value: of shape `(*, sum(nvec))`; the largest element of each choice counts.
-            safe: whether to check that the value is in the spec.
-        """
-        return self._to_integers(value, safe)
-
     def to_categorical_spec(self) -> Any:
         """Return the spec of the integers."""
         shape, start = (*self._shape[:-1], len(self._nvec)), self._start
         return self._kinds["MultiCategorical"](self._nvec, shape, device=self._device, mask=self._mask, start=start)
-
-    def to_one_hot_spec(self) -> MultiOneHot:
-        """Return the spec."""
-        return self
 
     def _details(self) -> list[str]:
         return [f"nvec={list(self._nvec)}", *["masked"] * (self._mask is not None)]

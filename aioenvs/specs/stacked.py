@@ -24,7 +24,7 @@ from aioenvs.specs.base import (
 )
 from aioenvs.specs.composite import Composite
 from aioenvs.specs.leaf import dtype_name, key_prefix
-from aioenvs.specs.tensorclasses import same_class
+from aioenvs.specs.mapping import same_class
 
 stack: Any = torch.stack  # of specs, where the type checker knows only tensors
 

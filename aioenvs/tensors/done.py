@@ -1,4 +1,4 @@
-"""When episodes end: the flags `done`, `terminated` and `truncated`, at the root or in nested nodes.
+"""When episodes end and begin: the flags `done`, `terminated` and `truncated`, and the masks of partial resets.
 
 A node's flags are of shape `(*batch, 1)` or `(*batch,)`, or have more dims (agents). **Root rule**: the flags of a
 node hide those of the nodes inside it; so an env with a `done` at its root is over when that says so.
@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from aioenvs.tensors.step_mdp import NestedKey, flat_key, is_node
-
-if TYPE_CHECKING:
-    from aioenvs.specs import Composite
-
-__all__ = ["FLAGS", "any_done", "complete_done", "done_mask", "nodes_of", "ruling_keys", "terminated_or_truncated"]
+from aioenvs.errors import shown
+from aioenvs.specs import Categorical, Composite
+from aioenvs.specs.mapping import NestedKey, is_structure, like, opened
+from aioenvs.tensors.step_mdp import Entries, flat_key, is_node, overlaid
 
 FLAGS = ("done", "terminated", "truncated")
 Path = tuple[str, ...]
@@ -57,27 +55,17 @@ def ruling_keys(keys: Iterable[NestedKey]) -> list[NestedKey]:
 
 
 def any_done(td: TensorDictBase, done_keys: Sequence[NestedKey]) -> bool:
-    """Whether an episode ended anywhere, by the root rule. Flags that are missing count as False.
-
-    Args:
-        td: What holds the flags: a root, or what is under `next`.
-        done_keys: All flags that are declared.
-    """
+    """Whether an episode ended anywhere, by the root rule, in a root or a `next`; missing flags count as False."""
     if isinstance(td, LazyStackedTensorDict):
         return any(any_done(part, done_keys) for part in td.tensordicts)
     return any(bool(flag.any()) for flag in _ruling_flags(td, done_keys, every=False))
 
 
 def done_mask(td: TensorDictBase, done_keys: Sequence[NestedKey], *, every: bool = False) -> torch.Tensor:
-    """For which elements of the batch the episode ended, by the root rule.
+    """For which elements of the batch the episode ended, by the root rule: bool of shape `td.batch_size`.
 
-    Args:
-        td: What holds the flags: a root, or what is under `next`.
-        done_keys: All flags that are declared. Those that are missing count as False.
-        every: Whether all that an element holds (agents, nodes) must have ended, rather than any.
-
-    Returns:
-        A mask of shape `td.batch_size`, bool.
+    Of the declared `done_keys`, those that are missing count as False. With `every`, all that an element holds (agents,
+    nodes) must have ended, rather than any.
     """
     if isinstance(td, LazyStackedTensorDict):
         return torch.stack([done_mask(part, done_keys, every=every) for part in td.tensordicts], td.stack_dim)
@@ -134,17 +122,10 @@ def over_extra_dims(mask: torch.Tensor, ndim: int, *, every: bool = False) -> to
 
 
 def complete_done(td: TensorDictBase, done_keys: Sequence[NestedKey]) -> TensorDictBase:
-    """Set the declared flags that are missing, in place, in every node that exists.
+    """Set the declared flags that are missing, in place, in every node that exists; returns `td`.
 
     `done` is `terminated | truncated`, `terminated` is `done`, `truncated` is False; all are False where a node has
     none of them.
-
-    Args:
-        td: What a reset or a step returned.
-        done_keys: All flags that are declared.
-
-    Returns:
-        The same `td`.
 
     Raises:
         RuntimeError: If a node has `done` and `truncated`, which does not tell what `terminated` is.
@@ -186,6 +167,27 @@ def _inferred(node: TensorDictBase, name: str, have: dict[str, torch.Tensor], pa
             )
         return have["done"].clone()
     return torch.zeros_like(next(iter(have.values())))
+
+
+def complete_done_spec(spec: Composite) -> Composite:
+    """Give each done node `done` and `terminated`, like the one it has; an empty one gets both.
+
+    Flags of one node that differ in their shape are a ValueError.
+    """
+    leaves = {name: leaf for name, leaf in spec.items() if not isinstance(leaf, Composite)}
+    if len({leaf.shape for leaf in leaves.values()}) > 1:
+        shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+        raise ValueError(f"expected done flags of one shape beside each other, found {shapes!r}")
+    for name, other in (("done", "terminated"), ("terminated", "done")):
+        if name not in leaves and other in leaves:
+            spec[name] = leaves[other].clone()
+    for name in list(spec):
+        if isinstance(inner := spec[name], Composite):
+            spec[name] = complete_done_spec(inner)
+    if spec.is_empty():
+        for name in ("done", "terminated"):
+            spec[name] = Categorical(2, (*spec.shape, 1), device=spec.device, dtype=torch.bool)
+    return spec
 
 
 def terminated_or_truncated(
@@ -239,3 +241,100 @@ def _ended(td: TensorDictBase, spec: Any, found: list[tuple[TensorDictBase, torc
         return inner
     found.append((td, flag))
     return bool(flag.any())
+
+
+def reset_mask(td: TensorDictBase, reset_keys: Sequence[NestedKey]) -> torch.Tensor | None:
+    """Which elements of the batch a reset is meant for, by the root rule: bool of shape `td.batch_size`; None for all.
+
+    `reset_keys` are the keys of all masks that there may be, each shaped like the flags of its node.
+
+    Raises:
+        ValueError: If some masks that count are there and others are not.
+    """
+    masks = _masks(td, reset_keys)
+    if not masks:
+        return None
+    return functools.reduce(torch.logical_or, [over_extra_dims(mask, td.ndim) for mask in masks.values()])
+
+
+def _masks(td: TensorDictBase, reset_keys: Sequence[NestedKey]) -> dict[NestedKey, torch.Tensor]:
+    """The masks that count."""
+    ruling = ruling_keys(reset_keys)
+    masks = {key: mask for key in ruling if (mask := td.get(key, None)) is not None}
+    if masks and len(masks) < len(ruling):
+        missing = [key for key in ruling if key not in masks]
+        raise ValueError(
+            f"expected masks under all of {ruling!r} or under none, found only {list(masks)!r}; set {shown(missing)} "
+            "too"
+        )
+    return masks
+
+
+def merged_reset(td: TensorDictBase, fresh: TensorDictBase, reset_keys: Sequence[NestedKey]) -> TensorDictBase:
+    """Return the results of a partial reset: `fresh` where a mask in `td` says so, `td` elsewhere, without the masks.
+
+    Each node with a mask of its own, that no node further out hides, goes by that mask; what is outside of them goes
+    by all of them together. Entries that only one of the two has are taken as they are. Neither is changed.
+    """
+    masks = _masks(td, reset_keys)
+    rest = td.exclude(*reset_keys)
+    if not masks:
+        return overlaid(rest, fresh)
+    whole = reset_mask(td, reset_keys)
+    assert whole is not None
+    result = merged(whole, fresh, rest)
+    for path in nodes_of(masks):
+        new, old = (fresh.get(path, None), rest.get(path, None)) if path else (None, None)
+        if new is not None and old is not None:
+            mask = over_extra_dims(masks[(*path, "_reset")], new.ndim)
+            result.set(path, merged(mask, new, old))
+    return result
+
+
+def merged(mask: torch.Tensor, fresh: Any, kept: Any) -> Any:
+    """`fresh` where the mask is True, `kept` elsewhere; entries that only one of them has are taken as they are.
+
+    Both are TensorDicts, tensors or non-tensor data of at least as many dims as the mask. Nothing is changed in place.
+    Where an element is stacked lazily, nothing of it is copied either.
+    """
+    if not mask.ndim and not is_node(fresh):
+        return fresh if mask else kept
+    if type(fresh) is torch.Tensor:
+        return torch.where(mask.reshape(mask.shape + (1,) * (fresh.ndim - mask.ndim)), fresh, kept)
+    if is_structure(fresh) and _is_alike(opened(fresh), opened(kept)):
+        return like(fresh, _merged_entries(mask, opened(fresh), opened(kept)))
+    if not is_node(fresh):
+        choices = zip(mask.unbind(0), fresh.unbind(0), kept.unbind(0), strict=True)
+        return LazyStackedTensorDict.lazy_stack([merged(*choice) for choice in choices], 0)
+    stack = next((td for td in (fresh, kept) if isinstance(td, LazyStackedTensorDict)), None)
+    return _merged_entries(mask, fresh, kept) if stack is None else _merged_parts(mask, fresh, kept, stack)
+
+
+def _is_alike(fresh: Any, kept: Any) -> bool:
+    """Whether two have the same entries, and none is stacked lazily."""
+    return type(fresh) is type(kept) is TensorDict and fresh.keys() == kept.keys()
+
+
+def _merged_entries(mask: torch.Tensor, fresh: TensorDictBase, kept: TensorDictBase) -> TensorDictBase:
+    others: Entries = dict(kept.items())
+    entries: Entries = {
+        name: value if (other := others.pop(name, None)) is None else merged(mask, value, other)
+        for name, value in fresh.items()
+    }
+    return TensorDict._new_unsafe(
+        {**entries, **others},
+        batch_size=fresh.batch_size,
+        device=fresh.device,
+        names=fresh._maybe_names(),
+        nested=False,
+    )
+
+
+def _merged_parts(
+    mask: torch.Tensor, fresh: TensorDictBase, kept: TensorDictBase, stack: LazyStackedTensorDict
+) -> TensorDictBase:
+    dim = stack.stack_dim
+    news, olds = fresh.unbind(dim), kept.unbind(dim)
+    masks = mask.unbind(dim) if dim < mask.ndim else [mask] * len(news)
+    parts = [merged(*choice) for choice in zip(masks, news, olds, strict=True)]
+    return LazyStackedTensorDict(*parts, stack_dim=dim, stack_dim_name=stack._td_dim_name)

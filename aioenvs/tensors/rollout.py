@@ -12,24 +12,9 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from aioenvs.errors import shown
 from aioenvs.hints import describe
-from aioenvs.tensors.done import any_done, done_mask, nodes_of, terminated_or_truncated
-from aioenvs.tensors.resets import merged
+from aioenvs.tensors.done import any_done, done_mask, merged, nodes_of, terminated_or_truncated
 from aioenvs.tensors.step_mdp import is_node, next_root
 from aioenvs.tensors.storage import StepStorage, name_time, size_of
-
-__all__ = [
-    "Policy",
-    "RolloutOptions",
-    "RolloutSteps",
-    "Steppable",
-    "as_policy",
-    "drive",
-    "on_own_device",
-    "rollout",
-    "settle",
-    "with_action",
-]
-
 
 Policy = Callable[[TensorDictBase], Any]
 TENSORDICT_NAMES = ("td", "tensordict", "data")
@@ -115,11 +100,7 @@ def on_own_device(act: Policy, policy: Any) -> Policy:
 
 
 def with_action(td: TensorDictBase, acted: Any) -> TensorDictBase:
-    """A root with what the policy returned for it.
-
-    Raises:
-        TypeError: If that is no TensorDict.
-    """
+    """A root with what the policy returned for it; TypeError if that is no TensorDict."""
     if not isinstance(acted, TensorDictBase):
         raise TypeError(
             f"the policy was given a TensorDict and must return one with the action, but returned {acted!r}; name its "
@@ -225,11 +206,7 @@ def settle(value: Any) -> Generator[Any, Any, Any]:
 def drive(steps: RolloutSteps) -> TensorDictBase:
     """Run a rollout of an env that returns its results at once.
 
-    Args:
-        steps: What `rollout` returned.
-
-    Raises:
-        TypeError: If the env, the policy or the callback returned something that has to be awaited.
+    TypeError if the env, the policy or the callback returned something that has to be awaited.
     """
     try:
         pending = next(steps)
@@ -364,12 +341,7 @@ def _truncate(td: TensorDictBase, path: tuple[str, ...]) -> None:
 
 
 class _Kept:
-    """The steps of a rollout: large ones are written where they belong, small ones are quicker to stack at the end.
-
-    Args:
-        options: Of the rollout.
-        out: Where to stack into.
-    """
+    """The steps of a rollout: large ones are written where they belong, small ones are quicker to stack at the end."""
 
     def __init__(self, options: RolloutOptions, out: TensorDictBase | None) -> None:
         self._options = options

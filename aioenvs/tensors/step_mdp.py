@@ -12,21 +12,8 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, Tensor
 
 from aioenvs.engine.layout import Key
 from aioenvs.hints import describe
-from aioenvs.specs.mapping import NestedKey
-from aioenvs.specs.tensorclasses import is_structure, like, opened
-
-__all__ = [
-    "CONTROL",
-    "Entries",
-    "NestedKey",
-    "filled",
-    "flat_key",
-    "is_node",
-    "next_root",
-    "overlaid",
-    "overlay",
-    "step_mdp",
-]
+from aioenvs.specs.mapping import NestedKey as NestedKey
+from aioenvs.specs.mapping import is_structure, like, opened
 
 Entries = dict[str, Any]
 CONTROL = frozenset(("next", "_reset", "_step"))
@@ -95,10 +82,7 @@ def next_root(
 ) -> TensorDictBase:
     """`step_mdp` with the keys worked out beforehand: quicker where the same ones are used step after step.
 
-    Args:
-        td: A step's result.
-        excluded: Keys that are left out.
-        selected: Keys that are taken from the root; None for all.
+    `excluded` keys are left out; `selected` ones are taken from the root, all if it is None.
     """
     if isinstance(td, LazyStackedTensorDict):
         return _restacked(td, [next_root(part, excluded, selected) for part in td.tensordicts])
@@ -235,12 +219,9 @@ def _restacked(stack: LazyStackedTensorDict, parts: Sequence[TensorDictBase]) ->
 
 
 def filled(entries: Entries, others: Entries, left_out: frozenset[str] = frozenset()) -> Entries:
-    """The entries, and those of the others that they do not have, at any depth.
+    """The entries, and those of the others that they do not have, but for outermost names that are left out.
 
-    Args:
-        entries: What prevails; a dict stands for a nested TensorDict that is still to be made.
-        others: What is added.
-        left_out: Outermost names that are not.
+    Of the entries, a dict stands for a nested TensorDict that is still to be made.
     """
     for name, value in others.items():
         mine = entries.get(name)

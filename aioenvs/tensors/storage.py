@@ -9,18 +9,6 @@ import torch
 from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-__all__ = [
-    "StepStorage",
-    "array_of",
-    "cast_exactly",
-    "is_convertible",
-    "name_time",
-    "size_of",
-    "storage_dtype",
-    "tensor_of",
-]
-
-
 BEYOND = 2.0**63  # what int64 holds
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -204,13 +192,7 @@ class StepStorage:
 
 
 class _Node(NamedTuple):
-    """The direct entries of a TensorDict, or of one in it.
-
-    Attributes:
-        path: Where it is.
-        names: All of its keys.
-        tensors: Those of tensors, with their shapes and dtypes.
-    """
+    """The direct entries of a TensorDict, or of one in it; of tensors with their shapes and dtypes."""
 
     path: Path
     names: frozenset[str]
@@ -218,12 +200,7 @@ class _Node(NamedTuple):
 
 
 class _Structure(NamedTuple):
-    """The structure of a step.
-
-    Attributes:
-        nodes: It and the TensorDicts in it.
-        loose: The keys of what is neither a tensor nor a TensorDict of such.
-    """
+    """The structure of a step: its TensorDicts, and the keys of what is `loose`, neither tensor nor TensorDict."""
 
     nodes: tuple[_Node, ...]
     loose: tuple[Path, ...]
@@ -253,12 +230,7 @@ class _Structure(NamedTuple):
         return [(*node.path, name) for node in self.nodes for name, _, _ in node.tensors]
 
     def values(self, td: TensorDictBase, *, flat: bool) -> list[torch.Tensor] | None:
-        """The tensors of another step; None if it has another structure.
-
-        Args:
-            td: The step.
-            flat: Whether it may have another number of rows.
-        """
+        """The tensors of another step; None if it has another structure, but for its number of rows if it is `flat`."""
         if isinstance(td, LazyStackedTensorDict):
             return None
         values: list[torch.Tensor] = []

@@ -23,27 +23,10 @@ from tensordict import (
 )
 
 from aioenvs.engine.adapters.copying import received
-from aioenvs.engine.layout import INPUT, NEXT, ROOT, Key
+from aioenvs.engine.layout import INPUT, NEXT, ROOT
+from aioenvs.engine.layout import Key as Key
 from aioenvs.specs import Composite, NonTensor, StackedComposite, TensorSpec
-from aioenvs.specs.tensorclasses import dressed, is_structure, like, opened
-from aioenvs.tensors.step_mdp import NestedKey
-
-__all__ = [
-    "ABSENT",
-    "Key",
-    "Parts",
-    "Tree",
-    "copied",
-    "exchanged",
-    "is_loose",
-    "nested_key",
-    "non_tensor",
-    "objects_of",
-    "owned",
-    "plain",
-    "region_trees",
-    "tensors_of",
-]
+from aioenvs.specs.mapping import NestedKey, dressed, is_structure, like, opened
 
 Values = Mapping[Key, Any]
 
@@ -56,12 +39,7 @@ class ABSENT:
 
 
 class Parts(NamedTuple):
-    """A value in a lazy stack whose elements are no one tensor.
-
-    Attributes:
-        values: Of each element; ABSENT where it has none.
-        dim: Along which they are stacked.
-    """
+    """A value in a lazy stack along `dim` whose elements are no one tensor; ABSENT where one has none."""
 
     values: Sequence[Any]
     dim: int
@@ -441,13 +419,9 @@ def tensors_of(td: TensorDictBase) -> list[torch.Tensor]:
 def exchanged(
     td: TensorDictBase, tensors: Mapping[int, torch.Tensor], device: torch.device | None, otherwise: torch.device
 ) -> TensorDictBase:
-    """Return the TensorDict with other tensors.
+    """Return the TensorDict, on a device, with other tensors, given by the ids of those in their place.
 
-    Args:
-        td: The TensorDict.
-        tensors: These, by the ids of those in their place.
-        device: Of the new TensorDict.
-        otherwise: Where those go that are not exchanged, one by one, as those of lazy stacks.
+    Tensors that are not exchanged, as those of lazy stacks, go to `otherwise` one by one.
     """
 
     def replace(value: Any) -> Any:

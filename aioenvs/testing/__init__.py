@@ -6,8 +6,16 @@ They are written as any env class is, on `aioenvs.EnvBase` and `aioenvs.specs` a
 from __future__ import annotations
 
 from aioenvs.envs import check_env_specs
-from aioenvs.testing.counting import CountingEnv
-from aioenvs.testing.faults import DyingEnv, FailingEnv, ParameterEnv, PrintingEnv, SlowEnv, StateEnv, UnlockedStateEnv
+from aioenvs.testing.counting import (
+    CountingEnv,
+    DyingEnv,
+    FailingEnv,
+    ParameterEnv,
+    PrintingEnv,
+    SlowEnv,
+    StateEnv,
+    UnlockedStateEnv,
+)
 from aioenvs.testing.nested import HeterogeneousCountingEnv, MultiKeyCountingEnv, NestedCountingEnv
 from aioenvs.testing.payloads import DifferentiableEnv, DynamicShapeEnv, NonTensorEnv, RandomEnv
 

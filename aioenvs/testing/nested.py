@@ -8,16 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDict, TensorDictBase, lazy_stack
 
-from aioenvs.envs import EnvBase
 from aioenvs.specs import Bounded, Categorical, Composite, Unbounded
-from aioenvs.testing.counting import done_leaves, end_of_episode, restarted
-
-__all__ = ["HeterogeneousCountingEnv", "MultiKeyCountingEnv", "NestedCountingEnv"]
+from aioenvs.testing.counting import EpisodicEnv, done_leaves, end_of_episode, restarted
 
 KINDS = ("observation", "action", "reward", "done")
 
 
-class NestedCountingEnv(EnvBase):
+class NestedCountingEnv(EpisodicEnv):
     """A counting env of which some entries are nested in a TensorDict of `nested_dim` elements.
 
     A nested entry has the key `(name, "observation")` and so on, and the shape `(*batch_size, nested_dim, 1)`,
@@ -41,8 +38,6 @@ class NestedCountingEnv(EnvBase):
     >>> env.rand_step(env.reset())["next", "data", "reward"].shape
     torch.Size([2, 3, 1])
     """
-
-    steps: torch.Tensor
 
     def __init__(
         self,
@@ -106,9 +101,6 @@ class NestedCountingEnv(EnvBase):
             }
         )
 
-    def _set_seed(self, seed: int | None) -> None:
-        pass
-
 
 class _Place(NamedTuple):
     """Where a `MultiKeyCountingEnv` has entries, how many elements there are, and what the entries are called."""
@@ -130,7 +122,7 @@ PLACES = (
 )
 
 
-class MultiKeyCountingEnv(EnvBase):
+class MultiKeyCountingEnv(EpisodicEnv):
     """Three counting envs in one: at the root, under `"left"` (2 elements) and under `("right", "deep")` (3 elements).
 
     Observations and done are called `observation` and `done` everywhere; actions and rewards are `action` and `reward`,
@@ -238,11 +230,8 @@ class MultiKeyCountingEnv(EnvBase):
             entries[place] = {"observation": steps, place.reward: reward, **done}
         return self._result(entries)
 
-    def _set_seed(self, seed: int | None) -> None:
-        pass
 
-
-class HeterogeneousCountingEnv(EnvBase):
+class HeterogeneousCountingEnv(EpisodicEnv):
     """Agents that differ in what they observe and do, under the key `"lazy"`: lazily stacked TensorDicts and specs.
 
     Agent `i` observes the count in a tensor `(*batch_size, i + 1)`, and its action `(*batch_size, i + 1)` is between -1
@@ -265,8 +254,6 @@ class HeterogeneousCountingEnv(EnvBase):
     >>> td["next", "lazy"][2]["observation"], td["next", "lazy", "reward"].shape
     (tensor([1., 1., 1.]), torch.Size([3, 1]))
     """
-
-    steps: torch.Tensor
 
     def __init__(
         self,
@@ -334,6 +321,3 @@ class HeterogeneousCountingEnv(EnvBase):
         self.steps = self.steps + 1
         reward = torch.ones_like(self.steps, dtype=torch.float32)
         return self._result({"reward": reward}, end_of_episode(self.steps, self.max_steps))
-
-    def _set_seed(self, seed: int | None) -> None:
-        pass

@@ -8,16 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 
-from aioenvs.envs import EnvBase
 from aioenvs.specs import Categorical, Composite, NonTensor, Unbounded
-from aioenvs.testing.counting import done_leaves, end_of_episode, restarted
-
-__all__ = ["DifferentiableEnv", "DynamicShapeEnv", "NonTensorEnv", "RandomEnv"]
+from aioenvs.testing.counting import EpisodicEnv, restarted
 
 
-class NonTensorEnv(EnvBase):
+class NonTensorEnv(EpisodicEnv):
     """Observes text and an object, and takes objects as actions.
 
     Besides the count of steps, `observation` `(*batch_size, 1)`, int64, it observes `text`, such as "step 2", and
@@ -43,8 +40,6 @@ class NonTensorEnv(EnvBase):
     ('step 1', {'steps': 1, 'action': {'jump': 2}})
     """
 
-    steps: torch.Tensor
-
     def __init__(
         self,
         max_steps: int = 5,
@@ -57,12 +52,12 @@ class NonTensorEnv(EnvBase):
         if len(batch_size) > 1:
             raise ValueError(f"expected a batch_size of at most one dim, found {tuple(batch_size)!r}")
         super().__init__(device=device, batch_size=torch.Size(batch_size))
-        self.max_steps, self.object_action, self.padding = max_steps, object_action, padding
-        size, shape = self.batch_size, torch.Size((*batch_size, 1))
-        self.register_buffer("steps", torch.zeros(shape, dtype=torch.int64, device=device))
+        self.object_action, self.padding = object_action, padding
+        self._count_steps(max_steps)
+        size = self.batch_size
         self.actions: list[Any] = [None] * size.numel()
         self.observation_spec = Composite(
-            observation=Unbounded(shape=shape, dtype=torch.int64, device=device),
+            observation=Unbounded(shape=self.steps.shape, dtype=torch.int64, device=device),
             text=NonTensor(shape=size, device=device, example_data="step 0"),
             record=NonTensor(shape=size, device=device, example_data={"steps": 0, "action": None}),
             shape=size,
@@ -73,8 +68,6 @@ class NonTensorEnv(EnvBase):
             if object_action
             else Categorical(2, shape=size, device=device)
         )
-        self.reward_spec = Unbounded(shape=shape, device=device)
-        self.done_spec = Composite(done_leaves(shape, device), shape=size, device=device)
 
     def _stacked(self, objects: Sequence[Any]) -> NonTensorData | NonTensorStack:
         data = [NonTensorData(item, batch_size=(), device=self.device) for item in objects]
@@ -86,25 +79,16 @@ class NonTensorEnv(EnvBase):
         texts = [f"step {count}".ljust(self.padding) for count in steps]
         return {"observation": self.steps, "text": self._stacked(texts), "record": self._stacked(records)}
 
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        self.steps = restarted(self.steps, tensordict, 0)
+    def _begin(self, tensordict: TensorDictBase | None) -> None:
         began = (self.steps == 0).flatten().tolist()
         self.actions = [None if new else action for new, action in zip(began, self.actions, strict=True)]
-        return TensorDict({**self._observed(), **end_of_episode(self.steps, None)}, self.batch_size, device=self.device)
 
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self.steps = self.steps + 1
+    def _act(self, tensordict: TensorDictBase) -> None:
         action = tensordict.get("action").tolist()
         self.actions = list(action) if self.batch_size else [action]
-        entries = {**self._observed(), "reward": torch.ones_like(self.steps, dtype=torch.float32)}
-        entries.update(end_of_episode(self.steps, self.max_steps))
-        return TensorDict(entries, self.batch_size, device=self.device)
-
-    def _set_seed(self, seed: int | None) -> None:
-        pass
 
 
-class DynamicShapeEnv(EnvBase):
+class DynamicShapeEnv(EpisodicEnv):
     """Observes a float32 tensor `(rows, size)`, where the number of rows differs from step to step.
 
     After `k` steps all its entries are `k`, and there are `1 + (first_rows + k) % max_rows` rows.
@@ -125,8 +109,6 @@ class DynamicShapeEnv(EnvBase):
     [2, 3, 1]
     """
 
-    steps: torch.Tensor
-
     def __init__(
         self,
         max_steps: int = 5,
@@ -137,36 +119,22 @@ class DynamicShapeEnv(EnvBase):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(device=device, batch_size=torch.Size([]))
-        self.max_steps, self.first_rows, self.max_rows, self.size_of_row = max_steps, first_rows, max_rows, size
-        self.register_buffer("steps", torch.zeros(1, dtype=torch.int64, device=device))
+        self.first_rows, self.max_rows, self.size_of_row = first_rows, max_rows, size
+        self._count_steps(max_steps)
         self.observation_spec = Composite(observation=Unbounded(shape=(-1, size), device=device), device=device)
         self.action_spec = Categorical(2, shape=(), device=device)
-        self.reward_spec = Unbounded(shape=(1,), device=device)
-        self.done_spec = Composite(done_leaves((1,), device), device=device)
 
-    def _observed(self) -> torch.Tensor:
+    def _observed(self) -> dict[str, Any]:
         steps = int(self.steps)
         rows = 1 + (self.first_rows + steps) % self.max_rows
-        return torch.full((rows, self.size_of_row), float(steps), device=self.device)
-
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        self.steps = restarted(self.steps, tensordict, 0)
-        return TensorDict({"observation": self._observed(), **end_of_episode(self.steps, None)}, device=self.device)
-
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self.steps = self.steps + 1
-        entries = {"observation": self._observed(), "reward": torch.ones(1, device=self.device)}
-        return TensorDict({**entries, **end_of_episode(self.steps, self.max_steps)}, device=self.device)
-
-    def _set_seed(self, seed: int | None) -> None:
-        pass
+        return {"observation": torch.full((rows, self.size_of_row), float(steps), device=self.device)}
 
 
 Source = Literal["torch", "numpy", "random", "own"]
 SOURCES = ("torch", "numpy", "random", "own")
 
 
-class DifferentiableEnv(EnvBase):
+class DifferentiableEnv(EpisodicEnv):
     """A linear system that gradients flow through: `observation = decay * observation + gain * action`.
 
     Observation and action are `(*batch_size, size)`. The reward `(*batch_size, 1)` is minus the sum of the squares of
@@ -193,8 +161,6 @@ class DifferentiableEnv(EnvBase):
     (tensor([1.5000]),)
     """
 
-    steps: torch.Tensor
-
     def __init__(
         self,
         *,
@@ -207,34 +173,28 @@ class DifferentiableEnv(EnvBase):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(device=device, batch_size=torch.Size(batch_size))
-        self.decay, self.gain, self.start, self.max_steps = decay, gain, start, max_steps
-        shape, whole = torch.Size((*batch_size, 1)), torch.Size((*batch_size, size))
-        self.register_buffer("steps", torch.zeros(shape, dtype=torch.int64, device=device))
+        self.decay, self.gain, self.start = decay, gain, start
+        self._count_steps(max_steps)
+        whole = torch.Size((*batch_size, size))
         self.current = torch.full(whole, start, device=device)
         observation = Unbounded(shape=whole, device=device)
         self.observation_spec = Composite(observation=observation, shape=self.batch_size, device=device)
         self.action_spec = Unbounded(shape=whole, device=device)
-        self.reward_spec = Unbounded(shape=shape, device=device)
-        self.done_spec = Composite(done_leaves(shape, device), shape=self.batch_size, device=device)
 
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        self.steps = restarted(self.steps, tensordict, 0)
+    def _observed(self) -> dict[str, Any]:
+        return {"observation": self.current}
+
+    def _begin(self, tensordict: TensorDictBase | None) -> None:
         self.current = restarted(self.current, tensordict, self.start)
-        entries = {"observation": self.current, **end_of_episode(self.steps, None)}
-        return TensorDict(entries, self.batch_size, device=self.device)
 
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self.steps = self.steps + 1
+    def _act(self, tensordict: TensorDictBase) -> None:
         self.current = self.decay * self.current + self.gain * tensordict["action"]
-        entries = {"observation": self.current, "reward": -self.current.square().sum(-1, keepdim=True)}
-        entries.update(end_of_episode(self.steps, self.max_steps))
-        return TensorDict(entries, self.batch_size, device=self.device)
 
-    def _set_seed(self, seed: int | None) -> None:
-        pass
+    def _rewarded(self, observed: dict[str, Any]) -> torch.Tensor:
+        return -self.current.square().sum(-1, keepdim=True)
 
 
-class RandomEnv(EnvBase):
+class RandomEnv(EpisodicEnv):
     """Observes random numbers between 0 and 1, new ones at each reset and step; the reward is their sum.
 
     Args:
@@ -257,8 +217,6 @@ class RandomEnv(EnvBase):
     (True, False)
     """
 
-    steps: torch.Tensor
-
     def __init__(
         self,
         source: Source = "torch",
@@ -271,15 +229,13 @@ class RandomEnv(EnvBase):
         if source not in SOURCES:
             raise ValueError(f"source must be one of {SOURCES}, found {source!r}")
         super().__init__(device=device, batch_size=torch.Size(batch_size))
-        self.source, self.max_steps = source, max_steps
+        self.source = source
+        self._count_steps(max_steps)
         self.generator = np.random.default_rng() if source == "own" else None
-        shape, self.drawn = torch.Size((*batch_size, 1)), torch.Size((*batch_size, size))
-        self.register_buffer("steps", torch.zeros(shape, dtype=torch.int64, device=device))
+        self.drawn = torch.Size((*batch_size, size))
         observation = Unbounded(shape=self.drawn, dtype=torch.float64, device=device)
         self.observation_spec = Composite(observation=observation, shape=self.batch_size, device=device)
         self.action_spec = Categorical(2, shape=self.batch_size, device=device)
-        self.reward_spec = Unbounded(shape=shape, device=device)
-        self.done_spec = Composite(done_leaves(shape, device), shape=self.batch_size, device=device)
 
     def _draw(self) -> torch.Tensor:
         shape = self.drawn
@@ -292,17 +248,12 @@ class RandomEnv(EnvBase):
         numbers = [random.random() for _ in range(shape.numel())]
         return torch.tensor(numbers, dtype=torch.float64, device=self.device).reshape(shape)
 
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        self.steps = restarted(self.steps, tensordict, 0)
-        entries = {"observation": self._draw(), **end_of_episode(self.steps, None)}
-        return TensorDict(entries, self.batch_size, device=self.device)
+    def _observed(self) -> dict[str, Any]:
+        return {"observation": self._draw()}
 
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self.steps = self.steps + 1
-        drawn = self._draw()
-        entries = {"observation": drawn, "reward": drawn.sum(-1, keepdim=True).float()}
-        entries.update(end_of_episode(self.steps, self.max_steps))
-        return TensorDict(entries, self.batch_size, device=self.device)
+    def _rewarded(self, observed: dict[str, Any]) -> torch.Tensor:
+        reward: torch.Tensor = observed["observation"].sum(-1, keepdim=True).float()
+        return reward
 
     def _set_seed(self, seed: int | None) -> None:
         if self.source == "own":

@@ -24,7 +24,7 @@ def fenced(text: str) -> str:
 
 
 class RuntimeDocs(griffe.Extension):
-    """Takes the docstring and the signature of methods from the running program."""
+    """Takes the docstrings of methods and properties, and the signatures of methods, from the running program."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Show doctests as code."""
@@ -44,6 +44,8 @@ class RuntimeDocs(griffe.Extension):
                 continue
             if inspect.isfunction(found):
                 cls.members[name] = self._function(member, found)
+            elif member.is_attribute and member.docstring is None and inspect.isdatadescriptor(found):
+                member.docstring, member.value = _docstring(member, inspect.getdoc(found)), None
 
     def _function(self, member: Any, found: Any) -> Any:
         text = inspect.getdoc(found)
@@ -64,8 +66,14 @@ class RuntimeDocs(griffe.Extension):
                 made.labels.add("async")
             member = made
         if member.docstring is None and text and member.name != "__init__":
-            member.docstring = griffe.Docstring(text, lineno=member.lineno, parent=member, parser=griffe.Parser.google)
+            member.docstring = _docstring(member, text)
         return member
+
+
+def _docstring(member: Any, text: str | None) -> griffe.Docstring | None:
+    if not text:
+        return None
+    return griffe.Docstring(text, lineno=member.lineno, parent=member, parser=griffe.Parser.google)
 
 
 def _parameter(parameter: inspect.Parameter) -> griffe.Parameter:

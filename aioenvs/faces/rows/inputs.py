@@ -20,8 +20,6 @@ from aioenvs.tensors.step_mdp import CONTROL
 from aioenvs.tensors.storage import array_of
 from aioenvs.tensors.trees import Key, Tree, non_tensor, objects_of, region_trees
 
-__all__ = ["BatchInputs", "FamilyInputs"]
-
 HIDDEN = CONTROL | {"env_index"}  # what of a caller's root is not about the env
 
 

@@ -17,8 +17,6 @@ from aioenvs.specs import TensorSpec
 from aioenvs.tensors.storage import array_of, cast_exactly, is_convertible
 from aioenvs.tensors.trees import ABSENT, Key, Parts, Tree, is_loose, nested_key, objects_of, plain
 
-__all__ = ["Bounds", "EnvsOfFamily", "InputLeaf", "InputObjects", "Place", "check_fits"]
-
 Place = Key | tuple[Key, int]  # of an input of all envs, or of one of them, by its row
 
 

@@ -12,13 +12,11 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from aioenvs.engine.layout import NEXT, ROOT
 from aioenvs.engine.rows import RowIndex
-from aioenvs.envs.spec_index import SpecIndex
+from aioenvs.envs.spec_properties import SpecIndex
 from aioenvs.faces.batch_specs import EnvSpecs
 from aioenvs.specs import NonTensor
 from aioenvs.tensors.step_mdp import CONTROL, Entries, filled, flat_key, next_root, overlaid
 from aioenvs.tensors.trees import Key, Tree, copied, nested_key, non_tensor, objects_of, plain
-
-__all__ = ["DenseResults", "LazyResults", "Results"]
 
 
 PLAIN = frozenset((torch.Tensor,))

@@ -12,10 +12,8 @@ from aioenvs.engine.double_buffer import DoubleBuffer
 from aioenvs.engine.layout import HALVES, NEXT, ROOT, Arrays, Family
 from aioenvs.engine.rows import FamilyRows, Lent, Rows, Values
 from aioenvs.faces.batch_specs import EnvSpecs
-from aioenvs.tensors.transfer import Transfer, typed
+from aioenvs.tensors.device import Transfer, typed
 from aioenvs.tensors.trees import Key, Tree, copied, is_loose, region_trees
-
-__all__ = ["BatchTensors", "FamilyTensors", "placed"]
 
 
 class FamilyTensors:
@@ -179,7 +177,10 @@ class BatchTensors:
         roots = None
         if root is not None:
             known = zip(following, parts, strict=True)
-            roots = [self._part(number, ROOT, own, before) for number, (own, before) in enumerate(zip(root, known))]
+            roots = [
+                self._part(number, ROOT, own, before)
+                for number, (own, before) in enumerate(zip(root, known, strict=True))
+            ]
         if not self._is_lazy:
             return parts[0], None if roots is None else roots[0]
         return self._joined(parts), None if roots is None else self._joined(roots)

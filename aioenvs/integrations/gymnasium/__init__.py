@@ -9,8 +9,15 @@ Neither this process nor a worker imports torch for it.
 from aioenvs.integrations import explained
 
 try:
-    from aioenvs.integrations.gymnasium.env import AioVectorEnv, CallTimeoutError, PendingCallError, VectorClosedError
-    from aioenvs.integrations.gymnasium.making import make_vec, register, vector_spec
+    from aioenvs.integrations.gymnasium.env import (
+        AioVectorEnv,
+        CallTimeoutError,
+        PendingCallError,
+        VectorClosedError,
+        make_vec,
+        register,
+        vector_spec,
+    )
 except ModuleNotFoundError as error:
     raise explained(error, "gym") from error
 

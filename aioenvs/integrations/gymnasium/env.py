@@ -1,14 +1,18 @@
-"""Gymnasium's vector environments, on the engine."""
+"""Gymnasium's vector environments, on the engine, and what makes them by an id, also for Gymnasium's `make_vec`."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import logger
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
@@ -17,44 +21,37 @@ from aioenvs.engine.adapters.base import Call
 from aioenvs.engine.config import BatchConfig
 from aioenvs.engine.pools.pool import Timeouts
 from aioenvs.engine.worker.random_streams import as_python, integer_seed
-from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError, WorkerTimeoutError, shown
-from aioenvs.hints import hints_at_keywords, lacking
+from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, SpecMismatchError, WorkerTimeoutError, shown
+from aioenvs.hints import OWN, hints_at_keywords, keywords_of, lacking, passed_on
 from aioenvs.integrations.vectors.batches import batch_infos
 from aioenvs.integrations.vectors.core import Autoreset, Vector, VectorResets, VectorSteps, one_each
-from aioenvs.integrations.vectors.inside import ask, assign
+from aioenvs.integrations.vectors.inside import ask, assign, make_wrapped
+from aioenvs.registry import find_spec
 
-__all__ = [
-    "AioVectorEnv",
-    "CallTimeoutError",
-    "PendingCallError",
-    "VectorClosedError",
-    "check_concurrency",
-    "seeds_of",
-    "split_options",
-    "start_method",
-]
+try:
+    from gymnasium.vector import AutoresetMode
+    from gymnasium.vector.utils import batch_differing_spaces, batch_space
+except ImportError as error:
+    raise ImportError(
+        f"aioenvs.integrations.gymnasium needs Gymnasium 1.1 or later, found {gymnasium.__version__}"
+    ) from error
 
-
+ELSEWHERE = "; they are where its workers are, which get_attr and call ask (backend='serial' has them here)"
+COMMANDS = ("reset", "step", "close")  # which have methods of their own
+StepResult = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
+FOR_ALL = "{given!r} was passed on to each env; for all of them together it is vector_kwargs={{{meant!r}: ...}}"
 MASK = "`options['reset_mask']`"  # as Gymnasium calls it
 
 
 def start_method(method: str | None, context: str | None) -> str | None:
-    """The one start method that goes by two names.
-
-    Raises:
-        TypeError: If they are not the same.
-    """
+    """The one start method that goes by two names; TypeError if they are not the same."""
     if None not in (method, context) and method != context:
         raise TypeError(f"context={shown(context)} and mp_start_method={shown(method)} mean the same; give one of them")
     return context if method is None else method
 
 
 def check_concurrency(count: Any) -> None:
-    """Refuse what is no number of envs.
-
-    Raises:
-        ValueError: If it is neither None nor an integer of at least 1.
-    """
+    """Refuse, by a ValueError, what is neither None nor an integer of at least 1."""
     if count is None:
         return
     if isinstance(count, bool) or not isinstance(count, int):
@@ -64,15 +61,9 @@ def check_concurrency(count: Any) -> None:
 
 
 def seeds_of(seed: Any, num_envs: int) -> list[int | None]:
-    """A seed for each env, or None.
+    """A seed for each env, or None: those that are given, or that of the first env and those that follow by ones.
 
-    Args:
-        seed: That of the first env, from which the others follow by ones; or one for each; or None.
-        num_envs: How many envs there are.
-
-    Raises:
-        TypeError: If a seed is no integer.
-        ValueError: If it is negative, or there is not one for each env.
+    TypeError if one is no integer, ValueError if one is negative, or there is not one for each env.
     """
     if seed is None:
         return [None] * num_envs
@@ -94,9 +85,7 @@ def split_options(
 ) -> tuple[NDArray[np.bool_] | None, dict[str, Any] | None]:
     """The mask of a partial reset, and the options without it; the caller's stay as they are.
 
-    Raises:
-        TypeError: If the mask is no array of bools.
-        ValueError: If it has the wrong shape, or selects nobody.
+    TypeError if the mask is no array of bools, ValueError if it has the wrong shape, or selects nobody.
     """
     if not isinstance(options, Mapping) or "reset_mask" not in options:
         return None, options
@@ -113,21 +102,6 @@ def split_options(
             f"{MASK} must contain a boolean array with at least one True value, got reset_mask={shown(mask, str)}"
         )
     return mask, options
-
-
-try:
-    from gymnasium.vector import AutoresetMode
-    from gymnasium.vector.utils import batch_differing_spaces, batch_space
-except ImportError as error:
-    raise ImportError(
-        f"aioenvs.integrations.gymnasium needs Gymnasium 1.1 or later, found {gymnasium.__version__}"
-    ) from error
-
-
-ELSEWHERE = "; they are where its workers are, which get_attr and call ask (backend='serial' has them here)"
-COMMANDS = ("reset", "step", "close")  # which have methods of their own
-
-StepResult = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
 
 class PendingCallError(ConcurrencyError, AlreadyPendingCallError):
@@ -531,3 +505,88 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
                 f"Calling `{command}_wait` without any prior call to `{command}_async`; {found} is pending", command
             )
         return vector
+
+
+class _Maker:
+    """The entry point that `gymnasium.make_vec` calls to make the envs of an id; `settings` are for `AioVectorEnv`."""
+
+    def __init__(self, spec: EnvSpec, wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any]) -> None:
+        self._spec = spec
+        self._wrappers = tuple(wrappers)
+        self._settings = dict(settings)
+
+    def __call__(self, num_envs: int = 1, **kwargs: Any) -> AioVectorEnv:
+        make = functools.partial(make_wrapped, self._spec, self._wrappers, **kwargs)
+        return AioVectorEnv(make, num_envs, **self._settings)
+
+
+@hints_at_keywords
+def vector_spec(
+    id: str | EnvSpec,
+    *,
+    vector_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Callable[[Any], Any]] = (),
+) -> EnvSpec:
+    """A spec with which `gymnasium.make_vec(spec, num_envs)` makes an `AioVectorEnv`.
+
+    Args:
+        id: Of the single env, or its spec.
+        vector_kwargs: Arguments of `AioVectorEnv`.
+        wrappers: What to put around each env, from the innermost to the outermost.
+
+    >>> envs = gymnasium.make_vec(vector_spec("CartPole-v1"), num_envs=2)
+    >>> envs
+    AioVectorEnv(CartPole-v1, num_envs=2)
+    >>> envs.close()
+    """
+    spec = find_spec(id) if isinstance(id, str) else id
+    maker: Any = _Maker(spec, wrappers, vector_kwargs or {})
+    return replace(copy.deepcopy(spec), vector_entry_point=maker, additional_wrappers=())
+
+
+@hints_at_keywords
+def register(
+    id: str | EnvSpec,
+    *,
+    vector_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Callable[[Any], Any]] = (),
+) -> str:
+    """Register an id, `aioenvs/` before the given one, which `gymnasium.make_vec` makes an `AioVectorEnv` of.
+
+    Args:
+        id: Of the single env, or its spec.
+        vector_kwargs: Arguments of `AioVectorEnv`.
+        wrappers: What to put around each env.
+
+    Returns:
+        The new id.
+    """
+    spec = vector_spec(id, vector_kwargs=vector_kwargs, wrappers=wrappers)
+    new = f"aioenvs/{spec.id.rpartition('/')[2]}"
+    gymnasium.registry[new] = replace(spec, id=new)
+    return new
+
+
+def make_vec(
+    id: str | EnvSpec,
+    num_envs: int = 1,
+    *,
+    vector_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Callable[[Any], Any]] | None = None,
+    **kwargs: Any,
+) -> AioVectorEnv:
+    """Make an `AioVectorEnv` of an id, as `gymnasium.make_vec` makes its own.
+
+    Args:
+        id: Of the single env, or its spec.
+        num_envs: How many.
+        vector_kwargs: Arguments of `AioVectorEnv`.
+        wrappers: What to put around each env, from the innermost to the outermost.
+        **kwargs: Arguments of each env, for `gymnasium.make`.
+    """
+    spec = vector_spec(id, vector_kwargs=vector_kwargs, wrappers=wrappers or ())
+    with passed_on(kwargs, keywords_of(AioVectorEnv.__init__), FOR_ALL), passed_on(kwargs, keywords_of(make_vec), OWN):
+        envs: Any = gymnasium.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    if not isinstance(envs, AioVectorEnv):
+        raise AioEnvsError(f"gymnasium.make_vec made {shown(envs)} of the spec {shown(spec)}")
+    return envs

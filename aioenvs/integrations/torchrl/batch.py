@@ -22,9 +22,6 @@ from aioenvs.integrations.torchrl.batch_specs import TorchRLSpecs
 from aioenvs.integrations.torchrl.options import Values, Worker, found_at, translated
 from aioenvs.tensors.done import done_mask
 
-__all__ = ["BatchedEnv", "DressedEnv"]
-
-
 CONSTRUCTED = ("auto_reset", "auto_reset_replace", "policy", "compile", "compile_kwargs")
 
 
@@ -48,12 +45,8 @@ class _Unstarted(type(EnvBase)):  # type: ignore[misc]
 class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
     """One of the plain faces with TorchRL's specs and attributes.
 
-    Args:
-        make: The plain face; or, for a view, what returns the plain view.
-        num_workers: How many envs.
-        create_env_fn: What makes an env, or a list with one for each.
-        options: TorchRL's, or those of the plain face.
-        whole: The batch of which it is a view; None if it is none.
+    `make` is the plain face or, for a view, what returns the plain view; `options` are TorchRL's, or those of the plain
+    face; `whole` is the batch of which it is a view, None if it is none.
     """
 
     def __init__(
@@ -101,12 +94,16 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
         """Take over what the envs say of themselves; TorchRL's base calls this when a spec is first asked for."""
         started_for_attribute(self._look)
 
+    @property
+    def _async_envs(self) -> Any:
+        """The coroutines behind the plain face."""
+        return self._envs._env
+
     def _look(self) -> None:
-        envs = self._envs
-        if envs._env._running_scope is None:
-            envs.start()
+        if self._async_envs._running_scope is None:
+            self._envs.start()
             self.whole.__dict__["_implicit"] = True
-        self._adopt(TorchRLSpecs.of(envs._env._running_scope))
+        self._adopt(TorchRLSpecs.of(self._async_envs._running_scope))
 
     def _adopt(self, known: TorchRLSpecs) -> None:
         self.__dict__.update(
@@ -175,9 +172,9 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
     def create_env_kwargs(self) -> list[dict[str, Any]]:
         """The keyword arguments of each factory."""
         if isinstance(self._envs, View):
-            whole = self._envs._env._owner._config.kwargs
-            return [dict(whole[env]) for env in self._envs.env_index]
-        return [dict(kwargs) for kwargs in self._envs._env._config.kwargs]
+            kwargs = self._async_envs._owner._config.kwargs
+            return [dict(kwargs[env]) for env in self._envs.env_index]
+        return [dict(each) for each in self._async_envs._config.kwargs]
 
     @property
     def share_individual_td(self) -> bool:
@@ -204,7 +201,7 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
     def shared_tensordict_parent(self) -> TensorDictBase:
         """The latest observations and done flags of all envs, as a copy: ours have no other buffers to be seen."""
         self._described()
-        scope = self._envs._env._running_scope
+        scope = self._async_envs._running_scope
         if scope is None:
             raise RuntimeError(f"{self!r} is closed; start() comes first")
         latest: TensorDictBase = scope.results.after_reset(None, None, scope.latest())
@@ -255,7 +252,7 @@ class BatchedEnv(DressedEnv):
             RuntimeError: If it was closed before, unless `raise_if_closed` is False.
         """
         self.__dict__["_implicit"] = False
-        self._envs.close(raise_if_closed=raise_if_closed and self._envs._env._was_closed)
+        self._envs.close(raise_if_closed=raise_if_closed and self._async_envs._was_closed)
 
     def __enter__(self) -> Self:
         if self.is_closed:

@@ -17,8 +17,6 @@ from aioenvs.faces.session import EnvSelection
 from aioenvs.integrations.torchrl.specs import to_torchrl
 from aioenvs.tensors.trees import nested_key
 
-__all__ = ["TorchRLSpecs"]
-
 CPU = torch.device("cpu")
 
 

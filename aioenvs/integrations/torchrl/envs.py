@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aioenvs.envs.spec_index import SpecIndex
+from aioenvs.envs.spec_properties import INPUTS, SpecIndex
 from aioenvs.errors import shown
 from aioenvs.faces import async_envs as aio
 from aioenvs.faces import sync_envs as sync
@@ -16,7 +16,17 @@ from aioenvs.integrations.torchrl.batch import BatchedEnv
 from aioenvs.integrations.torchrl.batch_specs import TorchRLSpecs
 from aioenvs.integrations.torchrl.options import WORKERS, translated
 
-__all__ = ["AsyncParallelEnv", "AsyncSerialEnv", "ParallelEnv", "SerialEnv"]
+
+def _their_spec(kind: str, doc: str, *, leaf: bool = False) -> Any:
+    """Return the property for a kind of TorchRL's specs: the Composite, or a leaf where it has no other."""
+    side = "input_spec" if kind in INPUTS else "output_spec"
+
+    def read(self: Any) -> Any:
+        spec = getattr(self, side)[f"full_{kind}_spec"]
+        keys = list(spec.keys(True, True)) if leaf else ()
+        return spec[keys[0]] if len(keys) == 1 else spec
+
+    return property(read, doc=doc)
 
 
 class _WithTheirSpecs(AsyncBatchedEnv):
@@ -59,60 +69,14 @@ class _WithTheirSpecs(AsyncBatchedEnv):
         """`full_action_spec` and `full_state_spec`, TorchRL's."""
         return self._theirs.input_spec
 
-    @property
-    def full_observation_spec(self) -> Any:
-        """The observations."""
-        return self.output_spec["full_observation_spec"]
-
-    @property
-    def full_reward_spec(self) -> Any:
-        """The rewards."""
-        return self.output_spec["full_reward_spec"]
-
-    @property
-    def full_done_spec(self) -> Any:
-        """The done flags."""
-        return self.output_spec["full_done_spec"]
-
-    @property
-    def full_action_spec(self) -> Any:
-        """The actions."""
-        return self.input_spec["full_action_spec"]
-
-    @property
-    def full_state_spec(self) -> Any:
-        """The inputs that are no actions."""
-        return self.input_spec["full_state_spec"]
-
-    @property
-    def observation_spec(self) -> Any:
-        """The observations."""
-        return self.full_observation_spec
-
-    @property
-    def state_spec(self) -> Any:
-        """The inputs that are no actions."""
-        return self.full_state_spec
-
-    @property
-    def done_spec(self) -> Any:
-        """The done flags: a leaf if there is one only, else the Composite."""
-        return _leaf(self.full_done_spec)
-
-    @property
-    def reward_spec(self) -> Any:
-        """The reward: a leaf if there is one only, else the Composite."""
-        return _leaf(self.full_reward_spec)
-
-    @property
-    def action_spec(self) -> Any:
-        """The action: a leaf if there is one only, else the Composite."""
-        return _leaf(self.full_action_spec)
-
-
-def _leaf(spec: Any) -> Any:
-    keys = list(spec.keys(True, True))
-    return spec[keys[0]] if len(keys) == 1 else spec
+    observation_spec = full_observation_spec = _their_spec("observation", "The observations.")
+    full_reward_spec = _their_spec("reward", "The rewards.")
+    reward_spec = _their_spec("reward", "The reward: a leaf if there is one only, else the Composite.", leaf=True)
+    full_done_spec = _their_spec("done", "The done flags.")
+    done_spec = _their_spec("done", "The done flags: a leaf if there is one only, else the Composite.", leaf=True)
+    full_action_spec = _their_spec("action", "The actions.")
+    action_spec = _their_spec("action", "The action: a leaf if there is one only, else the Composite.", leaf=True)
+    state_spec = full_state_spec = _their_spec("state", "The inputs that are no actions.")
 
 
 class AsyncParallelEnv(_WithTheirSpecs, aio.AsyncParallelEnv):

@@ -12,20 +12,12 @@ from aioenvs.engine.adapters.copying import Withheld
 from aioenvs.faces.forwarding import Forwarding, looked_up
 from aioenvs.faces.sync_envs import View
 
-__all__ = ["WORKERS", "Values", "Worker", "found_at", "translated"]
-
-
 WORKERS = ("mp_start_method", "metadata_from_workers")
 WITHOUT_EFFECT = ("metadata_from_workers", "auto_wrap_envs", "policy_proof")
 
 
 def translated(options: Mapping[str, Any]) -> dict[str, Any]:
-    """TorchRL's options as those of the plain faces.
-
-    Raises:
-        ValueError: For `pin_memory=True`, as TorchRL says it.
-        RuntimeError: For `memmap=True` with `shared_memory`, as TorchRL says it.
-    """
+    """TorchRL's options as those of the plain faces; what TorchRL refuses is refused with its errors and words."""
     kept = {name: value for name, value in options.items() if name not in WITHOUT_EFFECT}
     if kept.pop("pin_memory", False):
         raise ValueError("pin_memory for batched envs is deprecated")
@@ -37,12 +29,7 @@ def translated(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Place:
-    """Where an attribute is in the envs of a face, which is not kept alive.
-
-    Args:
-        face: Which.
-        path: The names that lead to it, with dots between them.
-    """
+    """Where an attribute is in the envs of a face, which is not kept alive: the end of a path of names and dots."""
 
     def __init__(self, face: Forwarding, path: str) -> None:
         self._whole = weakref.ref(face.whole if isinstance(face, View) else face)
@@ -52,8 +39,7 @@ class Place:
     def further(self, name: str) -> Any:
         """An attribute of what is there.
 
-        Raises:
-            AttributeError: If it is private, as TorchRL has it; if there is none; or if the envs are gone.
+        AttributeError if it is private, as TorchRL has it; if there is none; or if the envs are gone.
         """
         path, whole = f"{self._path}.{name}", self._whole()
         if name.startswith("_") or whole is None:
@@ -63,11 +49,7 @@ class Place:
 
 
 def found_at(face: Forwarding, path: str) -> Any:
-    """Return the envs' attribute at the end of a path of names: `Values`, or a `Method`.
-
-    Raises:
-        AttributeError: If one of them has nothing there.
-    """
+    """Return the envs' attribute at the end of a path: `Values`, or a `Method`; AttributeError if there is none."""
     values = looked_up(face, path)
     if values is None:
         return Method(face, path)
@@ -76,13 +58,9 @@ def found_at(face: Forwarding, path: str) -> Any:
 
 
 class Values(list[Any]):
-    """The values of an attribute; calling it returns them, as TorchRL's ParallelEnv has it.
+    """The values of an attribute, one for each env; calling it returns them, as TorchRL's ParallelEnv has it.
 
     Its own attributes are those of the values in the envs, again as in TorchRL: `env.gauge.level`.
-
-    Args:
-        values: One for each env.
-        place: Where they are from.
     """
 
     def __init__(self, values: Any = (), place: Place | None = None) -> None:
@@ -142,12 +120,7 @@ for _class, _base in ((Values, list), (Remote, Sequence)):
 
 
 class Method:
-    """A method of the envs, or anything else in them that can be called.
-
-    Args:
-        face: Whose envs.
-        path: The names that lead to it.
-    """
+    """A method of the envs of a face, or anything else in them that can be called, at the end of a path of names."""
 
     def __init__(self, face: Forwarding, path: str) -> None:
         self._face = face

@@ -10,19 +10,13 @@ import torch
 from tensordict import MemoryMappedTensor, TensorDictBase
 from torchrl.envs.env_creator import EnvCreator
 
-__all__ = ["share_states", "undisturbed"]
-
 
 def share_states(factories: Iterable[Any], *, with_kwargs: bool) -> None:
     """Move the states of all creators among some factories to shared memory, which changes none of their tensors.
 
     TorchRL does so when the first of the envs is built, in the parent, which here is in a worker. Their keyword
-    arguments are shared if they are pickled for a worker, but not in a fork: tensors that were not shared are then a
-    copy for each process.
-
-    Args:
-        factories: Creators, or anything else.
-        with_kwargs: Whether tensors among their keyword arguments are moved as well.
+    arguments are shared, too, if `with_kwargs`: that is if they are pickled for a worker, but not in a fork, where
+    tensors that were not shared are a copy for each process.
     """
     for factory in {id(factory): factory for factory in factories}.values():
         while isinstance(factory, EnvCreator):
@@ -37,10 +31,7 @@ def undisturbed(factory: Any) -> Iterator[None]:
     """Keep the numbers that the envs of a creator share, such as a count of trajectories, while it makes another one.
 
     It loads its state into each env that it makes, and so sets them back to what they were when it was made itself,
-    which is no matter as long as all of its envs begin.
-
-    Args:
-        factory: A creator, or anything else.
+    which is no matter as long as all of its envs begin. For any other factory this does nothing.
     """
     with contextlib.ExitStack() as stack:
         values = factory._mp_values if isinstance(factory, EnvCreator) else ()

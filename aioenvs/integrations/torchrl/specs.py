@@ -7,6 +7,7 @@ as a `Foreign`, so that no way there and back loses anything.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -17,17 +18,22 @@ from torchrl.data.tensor_specs import BoundedDiscrete
 
 from aioenvs import specs as own
 from aioenvs.errors import shown
-from aioenvs.specs.base import DeviceLike, Lead, Rearrange, concrete
+from aioenvs.specs.base import DeviceLike, Rearrange, concrete
 from aioenvs.specs.leaf import LeafSpec, key_prefix
 
-__all__ = ["Foreign", "from_torchrl", "to_torchrl"]
+
+def _by_theirs(name: str) -> Any:
+    """Return the method of a `Foreign` that calls the one of this name of TorchRL's spec."""
+
+    @functools.wraps(getattr(LeafSpec, name), updated=())  # else it would be as abstract as that is declared
+    def method(self: Foreign, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.spec, name)(*args, **kwargs)
+
+    return method
 
 
 class Foreign(LeafSpec):
     """A spec of TorchRL that has no equal here; it does all work.
-
-    Args:
-        spec: It.
 
     >>> import torchrl.data
     >>> spec = from_torchrl(torchrl.data.Choice([torchrl.data.Unbounded(2), torchrl.data.Bounded(0, 1, (2,))][:1] * 2))
@@ -46,17 +52,9 @@ class Foreign(LeafSpec):
         found: str | None = self.spec.domain
         return found
 
-    def rand(self, shape: Lead = ()) -> Any:
-        """Return a random value of shape `(*shape, *self.shape)`."""
-        return self.spec.rand(shape)
-
-    def zero(self, shape: Lead = ()) -> Any:
-        """Return zeros of shape `(*shape, *self.shape)`."""
-        return self.spec.zero(shape)
-
-    def one(self, shape: Lead = ()) -> Any:
-        """Return ones of shape `(*shape, *self.shape)`."""
-        return self.spec.one(shape)
+    rand, zero, one = map(_by_theirs, ("rand", "zero", "one"))
+    project, encode, to_numpy = map(_by_theirs, ("project", "encode", "to_numpy"))
+    cardinality, enumerate = map(_by_theirs, ("cardinality", "enumerate"))
 
     def is_in(self, value: Any) -> bool:
         """Whether the value fits."""
@@ -67,27 +65,6 @@ class Foreign(LeafSpec):
         if not is_non_tensor(value) and getattr(value, "dtype", None) is not self._dtype:
             where = "" if key is None else f"{key!r}: "
             raise TypeError(f"{where}expected dtype {self._dtype} for {self!r}, found {getattr(value, 'dtype', None)}")
-
-    def project(self, value: Any) -> Any:
-        """Return the value, or one that is in the spec."""
-        return self.spec.project(value)
-
-    def encode(self, value: Any, *, ignore_device: bool = False) -> Any:
-        """Return a numpy or Python value as one of this spec."""
-        return self.spec.encode(value, ignore_device=ignore_device)
-
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
-        """Return a value of this spec as numpy's or Python's."""
-        return self.spec.to_numpy(value, safe)
-
-    def cardinality(self) -> int | float:
-        """Return how many values there are."""
-        number: int | float = self.spec.cardinality()
-        return number
-
-    def enumerate(self, use_mask: bool = False) -> Any:
-        """Return the values that `cardinality` counts."""
-        return self.spec.enumerate(use_mask)
 
     def to(self, dest: DeviceLike | torch.dtype | None) -> Self:
         """Return the spec on another device or of another dtype; None changes nothing."""

@@ -18,16 +18,13 @@ from torchrl.envs.transforms import Compose, TensorDictPrimer, Transform
 from aioenvs.engine.adapters.base import Call, Handling, ResetArguments
 from aioenvs.engine.adapters.copying import received
 from aioenvs.engine.adapters.gymnasium import GymAdapter
-from aioenvs.engine.layout import INPUT, NEXT, ROOT, EnvMetadata
+from aioenvs.engine.layout import INPUT, NEXT, ROOT, EnvMetadata, Key
 from aioenvs.envs.adapter import TensorDictAdapter
 from aioenvs.envs.unwrapping import NO_NAMES, Converter, UnwrappingAdapter, has_values_of
 from aioenvs.errors import shown
 from aioenvs.integrations.torchrl.specs import from_torchrl
 from aioenvs.specs import Composite, OneHot, TensorSpec
 from aioenvs.tensors.storage import tensor_of
-from aioenvs.tensors.trees import Key
-
-__all__ = ["Native", "TorchRLAdapter", "TorchRLGymAdapter", "adapted", "can_see_through"]
 
 PIXELS: Mapping[Key, Key] = {("observation",): ("pixels",)}  # what TorchRL calls observations that look like images
 DONE: Key = ("done",)
@@ -39,12 +36,7 @@ COMMANDS = ("step", "_step", "reset", "_reset", "set_seed", "_set_seed", "maybe_
 class Native:
     """The metadata of a TorchRL env in TorchRL's own terms; sent to the parent with the rest.
 
-    Attributes:
-        output_spec: As TorchRL has it.
-        input_spec: As TorchRL has it.
-        supports_set_state: Whether a reset takes `set_state`.
-        carried: Keys of states that the policy hands on from step to step under `next`, and the env only begins.
-        name: What the env calls itself.
+    `carried` has the keys of states that the policy hands on from step to step under `next`, and the env only begins.
     """
 
     output_spec: Any
@@ -63,13 +55,7 @@ class Native:
 class TorchRLAdapter(TensorDictAdapter):
     """Drives a `torchrl.envs.EnvBase`: its reset, step and maybe_reset, in the order in which TorchRL calls them.
 
-    Args:
-        env: The env.
-        env_index: Its index, for messages.
-        handling: What is done about its tensors, their gradients, and its random numbers.
-
-    Raises:
-        RuntimeError: If it has a transform that does not belong into a worker.
+    A transform that does not belong into a worker raises its RuntimeError.
     """
 
     def __init__(self, env: Any, env_index: int, handling: Handling) -> None:
@@ -199,15 +185,7 @@ class TorchRLAdapter(TensorDictAdapter):
 
 
 class TorchRLGymAdapter(UnwrappingAdapter, TorchRLAdapter):
-    """Drives the Gymnasium env inside a `GymEnv` of TorchRL's for which `can_see_through` holds.
-
-    Args:
-        env: The env.
-        env_index: Its index, for messages.
-        handling: What is done about its random numbers; its values take the same way in any case.
-        inner: Drives the Gymnasium env.
-        names: What TorchRL calls values of the spaces, where that is not the same.
-    """
+    """Drives the Gymnasium env inside a `GymEnv` of TorchRL's for which `can_see_through` holds."""
 
     def _decoder(self, key: Key, spec: TensorSpec, row: NDArray[Any], target: NDArray[Any]) -> Converter:
         value = tensor_of(row, spec.dtype)
@@ -226,13 +204,7 @@ class TorchRLGymAdapter(UnwrappingAdapter, TorchRLAdapter):
 
 
 def adapted(env: Any, env_index: int, handling: Handling) -> TensorDictAdapter:
-    """The adapter for an env of TorchRL. The engine finds this function by its name.
-
-    Args:
-        env: The env.
-        env_index: Its index, for messages.
-        handling: How it is driven.
-    """
+    """The adapter for an env of TorchRL. The engine finds this function by its name."""
     if can_see_through(env):
         gym = GymAdapter(env._env, env_index, generators=handling.generators)
         names = PIXELS if env.from_pixels else NO_NAMES

@@ -308,7 +308,9 @@ class AsyncVector:
         values = following[0]
         rewards, terminated, truncated = (values[key].reshape(self.num_envs) for key in FLAT_KEYS)
         if rows is not None:
-            infos |= {env: info for env in sorted(self._renewed.keys() - outcome.lost) if (info := self._renewed.pop(env))}
+            infos |= {
+                env: info for env in sorted(self._renewed.keys() - outcome.lost) if (info := self._renewed.pop(env))
+            }
         finals: dict[int, Any] = {}
         if same_step and (outcome.finished or lost):
             for env in np.flatnonzero(self._where == IN_ROOT).tolist():

@@ -1,4 +1,4 @@
-"""The spec of a Gymnasium space, and the tensor of a value that was not made for it."""
+"""Specs that follow from what there is (a Gymnasium space, a TensorDict), and tensors of values not made for them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
 from aioenvs.engine.adapters.spaces import Alike, Numbers, conform
 from aioenvs.engine.layout import Key
 from aioenvs.errors import SpecMismatchError, shown
-from aioenvs.specs import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiCategorical,
-    MultiOneHot,
-    NonTensor,
-    OneHot,
-    TensorSpec,
-    Unbounded,
-)
-from aioenvs.specs.base import DeviceLike
-from aioenvs.specs.leaf import numpy_dtype
+from aioenvs.specs.base import DeviceLike, TensorSpec
+from aioenvs.specs.composite import Composite
+from aioenvs.specs.discrete import Binary, Categorical, MultiCategorical
+from aioenvs.specs.interval import Bounded, Unbounded
+from aioenvs.specs.leaf import NonTensor, numpy_dtype
+from aioenvs.specs.mapping import is_structure, like, opened
+from aioenvs.specs.onehot import MultiOneHot, OneHot
+from aioenvs.specs.stacked import stack_specs
 
 if TYPE_CHECKING:
     import gymnasium
@@ -232,3 +227,64 @@ def encoded(spec: TensorSpec, value: Any, key: Key) -> Any:
     if len(tensor.shape) != len(spec.shape):
         raise SpecMismatchError(f"expected {shown(spec)} at {key!r}, found a value of shape {np.shape(value)}")
     return tensor
+
+
+def make_composite_from_td(
+    data: TensorDictBase, *, unsqueeze_null_shapes: bool = True, dynamic_shape: bool = False
+) -> Composite:
+    """Return the spec of a TensorDict, with unbounded entries.
+
+    A lazy stack whose parts have different keys or shapes gives a `StackedComposite`. Names of dims are kept, and so
+    are tensorclasses.
+
+    Args:
+        data: the TensorDict.
+        unsqueeze_null_shapes: whether entries without dims get the shape (1,).
+        dynamic_shape: whether the size of the last dim of each entry may vary, where it is no batch dim.
+
+    Raises:
+        TypeError: something else than a TensorDict.
+
+    >>> import torch
+    >>> from tensordict import TensorDict
+    >>> from aioenvs.specs import make_composite_from_td
+    >>> make_composite_from_td(TensorDict(reward=torch.zeros(()), steps=torch.zeros(3, dtype=torch.int64)))
+    Composite(
+        'reward': Unbounded(shape=(1,), dtype=float32, device=cpu),
+        'steps': Unbounded(shape=(3,), dtype=int64, device=cpu),
+    shape=(), device=None)
+    """
+    if not is_tensor_collection(data):
+        raise TypeError(f"expected a TensorDict, found {shown(data)}")
+    options = {"unsqueeze_null_shapes": unsqueeze_null_shapes, "dynamic_shape": dynamic_shape}
+    inner = opened(data)
+    if isinstance(inner, LazyStackedTensorDict):
+        options["unsqueeze_null_shapes"] = False  # each entry has the stack's dim
+        parts = [make_composite_from_td(like(data, part), **options) for part in inner.tensordicts]
+        stacked: Composite = stack_specs(parts, inner.stack_dim)
+        return stacked
+    entries = {key: _entry_spec(data, entry, options) for key, entry in inner.items()}
+    data_cls = type(data) if is_structure(data) else None
+    return Composite(entries, shape=data.batch_size, device=data.device, data_cls=data_cls, names=_dim_names(data))
+
+
+def _dim_names(data: TensorDictBase) -> list[str | None] | None:
+    names = list(data.names)
+    return None if all(name is None for name in names) else names
+
+
+def _entry_spec(data: TensorDictBase, entry: Any, options: dict[str, bool]) -> TensorSpec:
+    if is_non_tensor(entry):
+        example = entry
+        while not hasattr(example, "data") or hasattr(example, "tensordicts"):
+            example = example.tensordicts[0]
+        features = entry.ndim - data.ndim
+        return NonTensor(entry.batch_size, entry.device, example_data=example.data, feature_dims=features)
+    if is_tensor_collection(entry):
+        return make_composite_from_td(entry, **options)
+    shape = entry.shape
+    if len(shape) > data.ndim and options["dynamic_shape"]:
+        shape = torch.Size([*shape[:-1], -1])
+    elif not shape and options["unsqueeze_null_shapes"]:
+        shape = torch.Size([1])
+    return Unbounded(shape, entry.device, entry.dtype)
