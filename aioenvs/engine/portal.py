@@ -44,6 +44,18 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+_taskless: set[types.CodeType] = set()
+
+
+def taskless(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Say of a coroutine function that it does not ask for the task in which it runs, as `asyncio.timeout` does.
+
+    Plain calls then run it without one.
+    """
+    _taskless.add(function.__code__)
+    return function
+
+
 BEGUN = object()  # for a coroutine that waits for nothing now
 
 
@@ -158,9 +170,44 @@ class Immediate:
             self._portal.close()
 
 
-async def _rest(coroutine: Coroutine[Any, Any, T]) -> T:
+async def _rest(coroutine: Coroutine[Any, Any, T], pending: asyncio.Future[Any] | None = None) -> T:
     """Return the rest of a coroutine that was begun elsewhere, where it cannot be awaited."""
+    if pending is not None:
+        await asyncio.wait([pending])
     return await driven(coroutine)
+
+
+class _Taskless:
+    """The run of a coroutine without a task.
+
+    Attributes:
+        pending: What it waits for.
+    """
+
+    pending: asyncio.Future[Any] | None = None
+    _cancelled = False
+
+    def cancel(self) -> None:
+        """Cancel it where it waits."""
+        self._cancelled = True
+        if self.pending is not None:
+            self.pending.cancel()
+
+    def resumed(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Future[Any] | None:
+        """Run the coroutine until it waits, and return what for."""
+        if self._cancelled and (self.pending is None or not self.pending.cancelled()):
+            pending = coroutine.throw(asyncio.CancelledError())
+        else:
+            pending = coroutine.send(None)
+        self._cancelled = False
+        if pending is not None:
+            pending._asyncio_future_blocking = False  # which says that it was handed to whoever waits for it
+        future: asyncio.Future[Any] | None = pending
+        return future
+
+
+def _nothing() -> None:
+    """Be called in the next turn of a loop, which therefore does not wait."""
 
 
 class _PausedLoop(asyncio.SelectorEventLoop):
@@ -201,6 +248,62 @@ class _PausedLoop(asyncio.SelectorEventLoop):
         self._jobs.append(job)
         super().stop()
 
+    def run_taskless(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
+        """Run a coroutine without a task around it, which saves a turn of the loop at its begin and one at its end.
+
+        What else is ready runs as well while it waits.
+
+        Raises:
+            BaseException: What the coroutine raises; or what a signal handler raises, once the coroutine has ended.
+        """
+        run = _Taskless()
+        interrupts.arm(functools.partial(self.call_soon_threadsafe, run.cancel))
+        self._paused += super().time() - self._stopped
+        self._thread_id = threading.get_ident()
+        asyncio._set_running_loop(self)
+        try:
+            while True:
+                run.pending = run.resumed(coroutine)
+                try:
+                    self._run_turns(run.pending)
+                except BaseException:
+                    self._end(coroutine, run.pending)
+                    raise
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            asyncio._set_running_loop(None)
+            self._thread_id = None
+            self._stopping = self._told = False
+            self._stopped = super().time()
+
+    def _run_turns(self, pending: asyncio.Future[Any] | None) -> None:
+        """Run until a future is done; one turn if there is none."""
+        if pending is None:
+            self.call_soon(_nothing)
+        elif pending.done():
+            return
+        while True:
+            self._run_once()  # type: ignore[attr-defined]
+            if self._jobs:
+                asyncio._set_running_loop(None)
+                self._work_off()
+                asyncio._set_running_loop(self)
+            if pending is None or pending.done():
+                return
+
+    def _end(self, coroutine: Coroutine[Any, Any, Any], pending: asyncio.Future[Any] | None) -> None:
+        """Cancel a coroutine, and let it end."""
+        asyncio._set_running_loop(None)
+        self._thread_id, self._stopping = None, False
+        if pending is not None:
+            pending.cancel()
+        task = self.create_task(_rest(coroutine, pending))
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            self.run_until_complete(task)
+
     def _work_off(self) -> None:
         while self._jobs:
             self._jobs[0]()  # a signal handler that raises in here leaves it to the next run
@@ -220,7 +323,7 @@ class LoopPortal:
     """
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop = _PausedLoop()
+        self._loop = _PausedLoop()
         self._thread: threading.Thread | None = None
         self._owner = os.getpid()
         self._busy = threading.Lock()
@@ -247,6 +350,8 @@ class LoopPortal:
                 try:
                     self._driver = threading.get_ident()
                     if asyncio._get_running_loop() is None:
+                        if getattr(coroutine, "cr_code", None) in _taskless:
+                            return self._loop.run_taskless(coroutine, interrupts)
                         return self._drive(coroutine, interrupts)
                     self._move_to_thread()
                 finally:

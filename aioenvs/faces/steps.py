@@ -10,6 +10,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from aioenvs.engine.pools.pool import Lease
+from aioenvs.engine.portal import taskless
 from aioenvs.engine.request import Request
 from aioenvs.engine.waiting import Deadline
 from aioenvs.engine.worker.env_host import Outcome
@@ -115,6 +116,7 @@ class AsyncSteps(AsyncCalls):
     step_dims = 1  # a mask of a step tells whole envs apart
     copies_results = True
 
+    @taskless
     async def step(
         self, tensordict: TensorDictBase, *, copy: bool = True, timeout: float | None = None
     ) -> TensorDictBase:
@@ -156,6 +158,7 @@ class AsyncSteps(AsyncCalls):
         await self._advance(tensordict, maybe_reset=False, copy=copy, timeout=timeout)
         return tensordict
 
+    @taskless
     async def step_and_maybe_reset(
         self, tensordict: TensorDictBase, *, copy: bool = True, timeout: float | None = None
     ) -> tuple[TensorDictBase, TensorDictBase]:

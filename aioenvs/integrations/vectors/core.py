@@ -19,7 +19,7 @@ from aioenvs.engine.layout import IN_NEXT, IN_ROOT, INPUT, LATEST, NEXT, STATUS
 from aioenvs.engine.pools.backends import make_pool
 from aioenvs.engine.pools.inline_host import InlinePool
 from aioenvs.engine.pools.pool import Lease, Pool, Selection
-from aioenvs.engine.portal import Immediate, LoopPortal, Portal
+from aioenvs.engine.portal import Immediate, LoopPortal, Portal, taskless
 from aioenvs.engine.request import Request
 from aioenvs.engine.rows import FamilyRows, RowIndex, Rows, Values
 from aioenvs.engine.waiting import TURNS, Deadline, check_seconds, drop, outlast
@@ -260,6 +260,7 @@ class AsyncVector:
         inputs = self._actions.kept(self._actions.check(actions))
         return Pending("step", self.pool.everything, self._step(inputs))
 
+    @taskless
     async def step(self, actions: Any) -> VectorSteps:
         """Let all envs take a step, or begin a new episode where that is their turn.
 
