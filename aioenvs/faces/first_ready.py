@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import operator
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.failure import attributed
-from aioenvs.engine.pools.pool import Lease, PendingOutcome, Pool, Selection, closed_meanwhile
+from aioenvs.engine.pools.pool import Lease, Pool, Selection, closed_meanwhile
 from aioenvs.engine.portal import Immediate
 from aioenvs.engine.waiting import Deadline, done_within
 from aioenvs.engine.worker.env_host import Outcome
@@ -40,6 +40,7 @@ __all__ = ["PendingCopy", "PendingStep", "PendingSteps", "SentInputs", "gathered
 
 
 PLAIN = frozenset((torch.Tensor,))
+PendingOutcome = Coroutine[Any, Any, Outcome]
 
 
 class SentInputs:
@@ -278,7 +279,34 @@ class PendingSteps:
         if self._pool.restarts:
             for ticket in tickets:
                 ticket.known = ticket.scope.exchange.latest()
-        return self._pool.step_each([ticket.lease for ticket in tickets], objects, maybe_reset=True)
+        lease = tickets[0].lease
+        if len(tickets) > 1:
+            lease = lease._replace(selection=self._pool.select(sorted(ticket.env for ticket in tickets)))
+        answers: dict[int, Outcome | BaseException] = {}
+        waiting: dict[int, asyncio.Future[None]] = {}
+
+        def deliver(envs: Sequence[int], outcome: Outcome | BaseException) -> None:
+            for env in envs:
+                answers[env] = outcome if isinstance(outcome, BaseException) else outcome.of_env(env)
+                if env in waiting and not waiting[env].done():
+                    waiting[env].set_result(None)
+
+        steps = self._pool.step_first_ready(lease, objects, deliver)
+
+        async def answer(env: int) -> Outcome:
+            if env not in answers:
+                waiting[env] = asyncio.get_running_loop().create_future()
+                try:
+                    await waiting[env]
+                except asyncio.CancelledError:
+                    steps.cancel()
+                    raise
+            found = answers.pop(env)
+            if isinstance(found, BaseException):
+                raise found
+            return found
+
+        return [answer(ticket.env) for ticket in tickets]
 
     async def _begin_later(self, ticket: PendingStep, share: Inputs, arrival: PendingCopy | None) -> Outcome:
         """Send the step of an env once it is ready, and what it is given has arrived."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -74,6 +74,15 @@ class Outcome:
             merged.values |= outcome.values
             merged.waiting = max(merged.waiting, outcome.waiting)
         return merged
+
+    def of_env(self, env: int) -> Outcome:
+        """Return the outcome for one of its envs; a finished episode of any counts as its own."""
+        return Outcome(
+            finished=int(self.finished > 0),
+            failures={env: self.failures[env]} if env in self.failures else {},
+            objects={env: self.objects[env]} if env in self.objects else {},
+            lost=self.lost & {env},
+        )
 
     def located(self, command: str) -> Outcome:
         """Return the outcome for envs of this process: each failure says whose it is, and may reach the caller."""
@@ -221,7 +230,7 @@ class EnvHost:
             return Plan(lambda env, adapter: adapter.seed(values[env]), lambda outcome, _: outcome)
         if opcode is Opcode.CALL:
             return self._perform(positions, values)
-        return self._step(positions, values, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
+        return self._step(positions, values, maybe_reset=opcode is not Opcode.STEP)
 
     def _reset(self, positions: Sequence[int], arguments: Mapping[int, ResetArguments]) -> Plan:
         nothing = ResetArguments()
@@ -278,6 +287,41 @@ class EnvHost:
             return outcome
 
         return Plan(lambda env, adapter: adapter.step(maybe_reset), finish)
+
+    def step_each(
+        self, positions: Sequence[int], inputs: Mapping[int, Objects], meter: contextlib.AbstractContextManager[Any]
+    ) -> Iterator[tuple[int, bool | Outcome]]:
+        """Let envs step, and reset those that finish; yield the position of each when it is done, and its outcome.
+
+        Args:
+            positions: Which.
+            inputs: Values without a fixed shape, by env index.
+            meter: A context for each step.
+
+        Yields:
+            In place of an outcome that has nothing else, whether the episode finished.
+        """
+        for halves in self._write_halves:
+            halves.take()
+        for position in positions or range(len(self._envs)):
+            env, adapter = self._envs[position]
+            try:
+                if inputs:
+                    adapter.accept(inputs[env])
+                with meter:
+                    finished = adapter.step(True) is not False
+            except self.fatal:
+                raise
+            except BaseException as error:
+                yield position, Outcome(failures={env: error})
+                continue
+            if self._loose or self._reports_infos:
+                outcome = Outcome(finished=int(finished))
+                if self._loose or finished or adapter.objects(NEXT):
+                    self._hand_over(outcome, env, adapter, (NEXT, ROOT) if finished else (NEXT,))
+                yield position, outcome
+            else:
+                yield position, finished
 
     def _hand_over(self, outcome: Outcome, env: int, adapter: EnvAdapter, regions: Iterable[str]) -> None:
         """Put into the outcome what of an env's has no fixed shape; an info is there only if it is not empty."""
