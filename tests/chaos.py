@@ -384,15 +384,15 @@ class Round:
 
     def _signal(self, worker: int, number: signal.Signals) -> None:
         pool: Any = self.envs._pool
-        found = pool._workers.get(worker) if pool is not None else None
-        if found is None or found.process.pid is None or found.process.exited.done():
+        found = pool.hosts.get(worker) if pool is not None else None
+        if found is None or found.pid is None or found.exited.done():
             return
         self._note(f"{number.name} to the worker of {found.envs}")
         self.counts[number.name] += 1
         with contextlib.suppress(ProcessLookupError):
-            os.kill(found.process.pid, number)
+            os.kill(found.pid, number)
         if number == signal.SIGSTOP:
-            self._stopped.add(found.process.pid)
+            self._stopped.add(found.pid)
             # Where nobody kills it, or it is not even there yet, it has to wake up some day.
             asyncio.get_running_loop().call_later(self.rng.choice([0.01, 0.1, 0.7, 2.0]), self._resume)
         now = time.monotonic()

@@ -26,7 +26,7 @@ from processes import still_alive
 from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.engine.env_states import EnvState
-from aioenvs.engine.pools.answering import AnsweringPool
+from aioenvs.engine.pools.pool import Pool
 from aioenvs.engine.worker.random_streams import seed_chain
 from aioenvs.envs import EnvBase
 from aioenvs.specs import Categorical, Composite, Unbounded
@@ -459,14 +459,14 @@ async def test_starts(face: Face) -> None:
 async def test_a_start_that_is_cancelled_as_it_succeeds(
     face: Face, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def start(self: AnsweringPool) -> None:
+    async def start(self: Pool) -> None:
         await genuine(self)
         asyncio.get_running_loop().call_soon(starting.cancel)
         for _ in range(turns):
             await asyncio.sleep(0)
 
-    genuine = AnsweringPool.start
-    monkeypatch.setattr(AnsweringPool, "start", start)
+    genuine = Pool.start
+    monkeypatch.setattr(Pool, "start", start)
     env = make(face)
     starting = asyncio.ensure_future(env.start())
     with pytest.raises(asyncio.CancelledError):

@@ -5,9 +5,9 @@ import socket
 from collections.abc import AsyncIterator, Collection
 
 import pytest
+from aioenvs.engine.pools.channel import SocketChannel
 
 from aioenvs.engine import protocol
-from aioenvs.engine.pools.channel import SocketChannel
 from aioenvs.engine.protocol import MAX_SEQUENCE, Decoder, Frame, Opcode, encode
 from aioenvs.errors import ProtocolError, WorkerDiedError
 

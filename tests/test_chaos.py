@@ -14,9 +14,8 @@ from chaos import Mismatch, Options, Round, run
 from chaos_requests import Request
 
 from aioenvs.engine.double_buffer import DoubleBuffer
-from aioenvs.engine.pools.channel import SocketChannel
-from aioenvs.engine.pools.restart_policy import RestartingPool
-from aioenvs.engine.pools.thread_host import ThreadPool
+from aioenvs.engine.pools.pool import Pool
+from aioenvs.engine.pools.restart_policy import RestartPolicy
 from aioenvs.engine.rows import Part
 from aioenvs.faces.first_ready import PendingSteps
 from aioenvs.faces.session import Session
@@ -70,8 +69,8 @@ async def test_an_error_may_name_an_env_whose_worker_was_replaced_meanwhile() ->
     course = Round(replace(PLAIN, count=4, policy="raise"), random.Random(0))  # envs 0 and 1, 2 and 3
     async with course.env:
         await course._request([1, 2, 3], True, kind="reset", cancels=False)
-        worker = course.env._pool._workers[1]
-        os.kill(worker.process.pid, signal.SIGSTOP)  # so that it never answers
+        worker = course.env._pool.hosts[1]
+        os.kill(worker.pid, signal.SIGSTOP)  # so that it never answers
         for env in (0, 2):
             request = Request(course, "step_and_maybe_reset", [env], True, {})
             await request.send(None)
@@ -88,12 +87,12 @@ async def test_an_error_may_name_an_env_whose_worker_was_replaced_meanwhile() ->
 def test_a_reply_that_comes_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it would be if nobody counted requests: a reply goes to whoever still waits, and waits first."""
 
-    def reply(self: SocketChannel, frame: Any) -> None:
-        waiting = [sequence for sequence, (future, _) in self._pending.items() if not future.done()]
-        genuine(self, frame._replace(sequence=min(waiting, default=0)))
+    def answered(self: Pool, host: Any, sequence: int, *args: Any, **kwargs: Any) -> None:
+        waiting = [number for number, share in host.pending.items() if not getattr(share.request, "settled", True)]
+        genuine(self, host, min(waiting, default=sequence), *args, **kwargs)
 
-    genuine = SocketChannel._reply
-    monkeypatch.setattr(SocketChannel, "_reply", reply)
+    genuine = Pool.answered
+    monkeypatch.setattr(Pool, "answered", answered)
     monkeypatch.setattr("aioenvs.engine.env_states.EnvStates.unanswered", lambda self, envs: set())
     monkeypatch.setattr("aioenvs.engine.env_states.EnvStates.drained", lambda self, envs: True)
     monkeypatch.setattr("aioenvs.engine.env_states.EnvStates.sent", lambda self, envs: None)
@@ -108,7 +107,7 @@ def test_results_that_are_not_copies_are_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_loss_that_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RestartingPool, "_take_lost", lambda self, envs: self._lost.clear() or {})
+    monkeypatch.setattr(RestartPolicy, "take_lost", lambda self, envs: self._lost.clear() or {})
     with pytest.raises(Mismatch):
         go(1, 2000, PLAIN)
 
@@ -150,13 +149,12 @@ def test_a_result_of_another_env_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_step_that_is_sent_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def step_each(self: ThreadPool, leases: Any, inputs: Any, *, maybe_reset: bool) -> Any:
-        for unheard in genuine(self, leases, inputs, maybe_reset=maybe_reset):
-            unheard.close()
-        return genuine(self, leases, inputs, maybe_reset=maybe_reset)
+    def step_first_ready(self: Pool, lease: Any, inputs: Any, deliver: Any) -> Any:
+        genuine(self, lease, inputs, lambda envs, outcome: None)
+        return genuine(self, lease, inputs, deliver)
 
-    genuine = ThreadPool.step_each
-    monkeypatch.setattr(ThreadPool, "step_each", step_each)
+    genuine = Pool.step_first_ready
+    monkeypatch.setattr(Pool, "step_first_ready", step_first_ready)
     with pytest.raises(Mismatch):
         go(1, 2000, THREADS)
 

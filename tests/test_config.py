@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aioenvs.engine import config
 from aioenvs.engine.config import BatchConfig, available_cores
-from aioenvs.engine.pools.pool import Timeouts
+from aioenvs.engine.pools.requests import Timeouts
 
 
 def make() -> None:

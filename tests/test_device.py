@@ -20,7 +20,7 @@ from torch_batches import differing
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
 from aioenvs.engine.pools import restart_policy as restarts
-from aioenvs.engine.pools.pool import Timeouts
+from aioenvs.engine.pools.requests import Timeouts
 from aioenvs.errors import (
     AioEnvsError,
     ClosedError,

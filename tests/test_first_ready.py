@@ -20,7 +20,7 @@ from failing_envs import CountingEnv, Gate, Scribbler, abort_with_words, kill_it
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, SerialEnv
-from aioenvs.engine.pools import replacing
+from aioenvs.engine.pools import host as hosts
 from aioenvs.errors import (
     AioEnvsError,
     ClosedError,
@@ -527,7 +527,7 @@ async def test_an_idle_worker_that_dies(face: Face) -> None:
 async def test_what_is_too_large_for_one_env_is_sent_to_none(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     async with face.open(4, Scribbler, num_processes=4) as env:
         await reset(env)
-        monkeypatch.setattr(replacing, "MAX_BODY", 1000)
+        monkeypatch.setattr(hosts, "MAX_BODY", 1000)
         actions = [[1], [2], [3] * 2000, [4]]
         td = TensorDict({"action": NonTensorStack(*map(NonTensorData, actions))}, [4])
         with pytest.raises(ProtocolError, match=r"env 2 would be sent .* bytes, more than 1000; nothing was sent"):

@@ -255,7 +255,7 @@ def test_asyncio_is_used_by_the_shells_and_the_async_faces_only() -> None:
     users = {
         module for module in MODULES if any(found.package in ("asyncio", "uvloop") for found in imports_of(module))
     }
-    assert "aioenvs.engine.pools.channel" in users
+    assert "aioenvs.engine.pools.pool" in users
     assert {module for module in users - ASYNCIO if not module.startswith(ASYNC_PARTS)} == set()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from leaks import Growth, growth_of_restarts, growth_of_starts, growth_of_steps
 
-from aioenvs.engine.pools.worker_pool import WorkerPool
+from aioenvs.engine.pools.pool import Pool
 
 pytestmark = pytest.mark.slow
 
@@ -50,14 +50,14 @@ async def test_steps_with_objects() -> None:
 
 async def test_what_each_start_leaves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     left, copies = [], []
-    build = WorkerPool._build
+    build = Pool._build
 
-    async def careless(self: WorkerPool) -> None:
+    async def careless(self: Pool) -> None:
         left.append([self])
         copies.append(os.dup(0))
         await build(self)
 
-    monkeypatch.setattr(WorkerPool, "_build", careless)
+    monkeypatch.setattr(Pool, "_build", careless)
     try:
         growth = await growth_of_starts(20, num_processes=1)
     finally:

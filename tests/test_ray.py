@@ -385,7 +385,7 @@ async def test_an_idle_host_that_dies_is_noticed() -> None:
     async with in_ray(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
         await env.reset()
         os.kill(env.pids[0], signal.SIGKILL)
-        worker = env._pool._workers[0]
+        worker = env._pool.hosts[0]
         await asyncio.wait_for(worker.ended, 30)
         with pytest.raises(WorkerDiedError, match="env 0 "):
             await env[0].step(acting([1]))

@@ -57,7 +57,7 @@ def check_lost(td: TensorDictBase, lost: list[int], known: list[Any]) -> None:
 
 async def kill_and_wait(env: AsyncParallelEnv, worker: int = 0) -> None:
     """Kill a worker, and wait until that was noticed."""
-    ended = env._pool._workers[worker].ended  # type: ignore[union-attr]
+    ended = env._pool.hosts[worker].ended  # type: ignore[union-attr]
     await kill_and_reap(env.pids[worker])
     await ended
 

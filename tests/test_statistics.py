@@ -145,7 +145,7 @@ async def test_states(gate: Gate) -> None:
         await asyncio.wait([stepping])
         await env[0].get_attr("steps")  # which waits for what it still does
         assert env.statistics().states == ("idle", "draining", "idle")
-        ended = env._pool._workers[1].ended  # type: ignore[union-attr]
+        ended = env._pool.hosts[1].ended  # type: ignore[union-attr]
         os.kill(env.pids[1], signal.SIGKILL)
         await ended
         assert env.statistics().states == ("idle", "broken", "idle")

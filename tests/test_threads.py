@@ -11,6 +11,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import failing_envs as faults
@@ -44,7 +45,7 @@ from test_close import (  # noqa: F401
 from test_exit import Script, script  # noqa: F401
 
 from aioenvs import AsyncParallelEnv, ParallelEnv
-from aioenvs.engine.pools.thread_host import Mailbox, ThreadJob
+from aioenvs.engine.pools.thread_host import Mailbox
 from aioenvs.errors import (
     AioEnvsError,
     ClosedError,
@@ -159,7 +160,7 @@ async def test_many_starts_and_closes_leave_no_thread() -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_the_loop_is_woken_once_for_what_comes_at_a_time(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, delivered = asyncio.get_running_loop(), []
-    mailbox = Mailbox(lambda errand, result, error: delivered.append(result))
+    mailbox = Mailbox()
     wakes: list[Any] = []
 
     class Counted:
@@ -168,9 +169,9 @@ async def test_the_loop_is_woken_once_for_what_comes_at_a_time(at_once: bool, mo
             loop.call_soon_threadsafe(callback)
 
     monkeypatch.setattr(mailbox, "_loop", Counted())
-    errand = ThreadJob(print, (), loop.create_future())
     for number in range(3):
-        await in_thread(mailbox.put, errand, number, None) if not at_once else mailbox.put(errand, number, None)
+        letter = partial(delivered.append, number)
+        await in_thread(mailbox.put, letter) if not at_once else mailbox.put(letter)
     await turn_the_loop()
     assert delivered == [0, 1, 2]
     assert len(wakes) == (1 if at_once else 3)

@@ -14,7 +14,7 @@ from vector_faces import HOSTS, counting
 
 from aioenvs.engine.adapters.base import Call
 from aioenvs.engine.config import BatchConfig
-from aioenvs.engine.pools.pool import Timeouts
+from aioenvs.engine.pools.requests import Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError, WorkerTimeoutError
 from aioenvs.integrations.vectors.core import AsyncVector, Autoreset
 

@@ -9,23 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aioenvs.engine.adapters.base import PLAIN_RULES, GymRules
-from aioenvs.engine.pools.pool import Timeouts
-from aioenvs.engine.preload import modules_to_preload
+from aioenvs.engine.pools.requests import Timeouts
+from aioenvs.engine.worker.commands import HostOptions
 from aioenvs.errors import shown
 from aioenvs.registry import find_spec
-
-if TYPE_CHECKING:
-    from aioenvs.engine.pools.replacing import WorkerOptions
 
 __all__ = ["BatchConfig", "available_cores"]
 
 BACKENDS = ("process", "thread", "serial", "ray")
 REPLACED = ("process", "ray")  # those whose workers can die alone
 START_METHODS = ("forkserver", "spawn", "fork")
-PRELOADING = ("forkserver", "spawn")
 ON_WORKER_DEATH = ("raise", "restart")
 OWN_RAY_OPTIONS = frozenset(
     (
@@ -143,19 +139,19 @@ class BatchConfig:
         changes = _kwargs(len(self.factories), given, "kwargs")
         return replace(self, kwargs=tuple({**old, **new} for old, new in zip(self.kwargs, changes, strict=True)))
 
-    def worker_options(self) -> WorkerOptions:
-        """The options of the pool of workers."""
-        from aioenvs.engine.pools.replacing import WorkerOptions  # needs what Windows does not have
-
-        return WorkerOptions(
-            preload=modules_to_preload(self.factories) if self.start_method in PRELOADING else (),
+    def host_options(self) -> HostOptions:
+        """Return the options that whoever hosts envs gets to know."""
+        return HostOptions(
             num_threads=self.num_sub_threads,
             by_reference=self.use_buffers is False,
-            on_disk=self.on_disk,
             max_concurrency=self.max_concurrency,
             rules=self.rules,
-            at_once=STARTS_PER_CORE * available_cores() if self.start_method == "spawn" else None,
         )
+
+    @property
+    def starts_at_once(self) -> int:
+        """How many hosts may be starting at the same time."""
+        return STARTS_PER_CORE * available_cores() if self.start_method == "spawn" else len(self.groups)
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -274,7 +274,7 @@ class _PausedLoop(asyncio.SelectorEventLoop):
             return result
         finally:
             asyncio._set_running_loop(None)
-            self._thread_id = None
+            self._thread_id = None  # type: ignore[assignment]
             self._stopping = self._told = False
             self._stopped = super().time()
 
@@ -296,7 +296,7 @@ class _PausedLoop(asyncio.SelectorEventLoop):
     def _end(self, coroutine: Coroutine[Any, Any, Any], pending: asyncio.Future[Any] | None) -> None:
         """Cancel a coroutine, and let it end."""
         asyncio._set_running_loop(None)
-        self._thread_id, self._stopping = None, False
+        self._thread_id, self._stopping = None, False  # type: ignore[assignment]
         if pending is not None:
             pending.cancel()
         task = self.create_task(_rest(coroutine, pending))

@@ -10,6 +10,14 @@ In a reply to a command the positions are counts instead: none, or how many epis
 time that the envs spent waiting. A reply echoes the sequence number and generation of its request; one whose number
 nobody awaits is dropped by the receiver, so that an abandoned request can never shift the stream.
 
+An answer without a body goes as a *record* of the same size over the pool's one pipe, in which all workers write:
+
+    magic u8 | opcode u8 | worker u16 | generation u16 | number u16 | sequence u32 | value u32
+
+In one that answers a whole command (DONE) the number is how many episodes finished, and the value the percentage of
+waiting; in one that answers for one env of a STEP_EACH (DONE_EACH), that env's position, and twice the percentage, plus
+one if its episode finished. A record is complete in itself, so that its order among the frames does not matter.
+
 CANCEL has the sequence number of a request that was given up, and no reply of its own: the worker, if it runs
 coroutines, cancels those and answers that request all the same. Such a worker answers requests as they are done, in
 whatever order.
@@ -25,12 +33,27 @@ from typing import NamedTuple
 
 from aioenvs.errors import ProtocolError
 
-__all__ = ["MAX_BODY", "STEPS", "Decoder", "Frame", "Opcode", "encode", "next_sequence"]
+__all__ = [
+    "HEADER",
+    "MAGIC",
+    "MAX_BODY",
+    "RECORD",
+    "RECORD_MAGIC",
+    "STEPS",
+    "Decoder",
+    "Frame",
+    "Opcode",
+    "encode",
+    "encode_record",
+    "next_sequence",
+]
 
 MAGIC = 0xAE
+RECORD_MAGIC = 0xDC
 MAX_BODY = 1 << 30
 MAX_SEQUENCE = (1 << 32) - 1
 HEADER = struct.Struct("<BBHHHII")
+RECORD = struct.Struct("<BBHHHII")
 
 
 class Opcode(IntEnum):
@@ -45,12 +68,14 @@ class Opcode(IntEnum):
     CALL = 7
     CLOSE = 8
     CANCEL = 9
+    STEP_EACH = 10  # and maybe reset; each env is answered for by itself
 
     DONE = 64
     FAILED = 65
+    DONE_EACH = 66
 
 
-STEPS = frozenset((Opcode.STEP, Opcode.STEP_AND_MAYBE_RESET))
+STEPS = frozenset((Opcode.STEP, Opcode.STEP_AND_MAYBE_RESET, Opcode.STEP_EACH))
 
 
 class Frame(NamedTuple):
@@ -89,6 +114,13 @@ def encode(frame: Frame) -> bytes:
     if not positions and not body:
         return header
     return b"".join((header, array("H", positions).tobytes(), body))
+
+
+def encode_record(frame: Frame, worker: int) -> bytes:
+    """Turn an answer without a body into a record of a worker's."""
+    opcode, sequence, generation, positions, _ = frame
+    number, value = positions or (0, 0)
+    return RECORD.pack(RECORD_MAGIC, opcode, worker, generation, number, sequence, value)
 
 
 class Decoder:

@@ -8,7 +8,8 @@ from types import TracebackType
 from aioenvs.engine.adapters.base import Call, ResetArguments
 from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.double_buffer import Fence
-from aioenvs.engine.pools.pool import Lease, PendingOutcome, Pool, Selection
+from aioenvs.engine.pools.pool import Pool
+from aioenvs.engine.pools.requests import Lease, PendingOutcome, Selection
 from aioenvs.engine.waiting import Deadline
 from aioenvs.engine.worker.env_host import Outcome
 

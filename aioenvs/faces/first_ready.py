@@ -15,7 +15,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from aioenvs.engine.failure import attributed
-from aioenvs.engine.pools.pool import Lease, Pool, Selection, closed_meanwhile
+from aioenvs.engine.pools.pool import Pool
+from aioenvs.engine.pools.requests import Lease, Selection, closed_meanwhile
 from aioenvs.engine.rows import Rows, Values
 from aioenvs.engine.waiting import Deadline, done_within
 from aioenvs.engine.worker.env_host import Outcome

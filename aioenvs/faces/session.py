@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.engine.layout import ROOT
-from aioenvs.engine.pools.pool import Lease, Pool, Selection
+from aioenvs.engine.pools.pool import Pool
+from aioenvs.engine.pools.requests import Lease, Selection
 from aioenvs.engine.rows import RowIndex, Rows, Values
 from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.envs.spec_properties import SpecIndex

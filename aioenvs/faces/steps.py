@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from aioenvs.engine.pools.pool import Lease
+from aioenvs.engine.pools.requests import Lease
 from aioenvs.engine.portal import taskless
 from aioenvs.engine.request import Request
 from aioenvs.engine.waiting import Deadline

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
 
 from aioenvs.engine.config import BatchConfig
-from aioenvs.engine.pools.inline_host import InlinePool
+from aioenvs.engine.pools.host import HostKind
+from aioenvs.engine.pools.inline_host import Inline
 from aioenvs.engine.pools.pool import Pool
-from aioenvs.engine.pools.thread_host import ThreadPool
+from aioenvs.engine.pools.thread_host import Threads
 
 __all__ = ["make_pool", "share_states"]
 
@@ -23,38 +23,20 @@ def make_pool(config: BatchConfig, *, yields: bool) -> Pool:
         config: What was asked for.
         yields: Whether commands to envs in this process let other tasks run, even if there is nothing to wait for.
     """
+    kind: HostKind
     if config.backend == "serial":
-        return InlinePool(
-            config.factories,
-            config.kwargs,
-            yields=yields,
-            max_concurrency=config.max_concurrency,
-            rules=config.rules,
-        )
-    if config.backend == "thread":
-        return ThreadPool(
-            config.groups,
-            config.factories,
-            config.kwargs,
-            timeouts=config.timeouts,
-            max_concurrency=config.max_concurrency,
-            rules=config.rules,
-        )
-    hosts = config.groups, config.factories, config.kwargs
-    options: dict[str, Any] = {"timeouts": config.timeouts, "options": config.worker_options()}
-    if config.max_restarts is not None:
-        options["max_restarts"] = config.max_restarts
-    # All of these need what Windows does not have.
-    if config.backend == "ray":
-        from aioenvs.engine.pools.ray.pool import RayPool, RestartingRayPool
+        kind = Inline(config, yields=yields)
+    elif config.backend == "thread":
+        kind = Threads(config)
+    elif config.backend == "ray":  # this and the next need what Windows does not have
+        from aioenvs.engine.pools.ray.host import RayActors
 
-        make_hosts = RayPool if config.max_restarts is None else RestartingRayPool
-        return make_hosts(*hosts, ray_options=config.ray_options, **options)
-    from aioenvs.engine.pools.restart_policy import RestartingPool
-    from aioenvs.engine.pools.worker_pool import WorkerPool
+        kind = RayActors(config)
+    else:
+        from aioenvs.engine.pools.process_host import Processes
 
-    make = WorkerPool if config.max_restarts is None else RestartingPool
-    return make(*hosts, start_method=config.start_method, **options)
+        kind = Processes(config)
+    return Pool(kind)
 
 
 def share_states(config: BatchConfig) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import context
 from typing import Any, NamedTuple, Self
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self
 import cloudpickle
 
 from aioenvs.engine.adapters.copying import reducer_of
+from aioenvs.engine.config import BatchConfig
 from aioenvs.engine.failure import summary
 from aioenvs.engine.worker.commands import WorkerConfig
 from aioenvs.engine.worker.descriptors import Passed
@@ -96,23 +97,21 @@ class Shipment(NamedTuple):
 
 
 def pickle_factories(
-    factories: Sequence[Any],
-    kwargs: Sequence[Mapping[str, Any]],
-    groups: Sequence[tuple[int, ...]],
+    batch: BatchConfig,
+    groups: Mapping[int, tuple[int, ...]],
     *,
     inherited: bool,
     descriptors: Descriptors | None,
-    **options: Any,
+    replaces: bool,
 ) -> list[Shipment]:
     """Return the configuration from which each worker builds its envs.
 
     Args:
-        factories: One per env.
-        kwargs: Keyword arguments for each.
-        groups: The envs of each worker; others are left alone.
+        batch: What was asked for.
+        groups: The envs of each worker that is to be started, by its number.
         inherited: Whether workers have the factories already, as forks of this process.
         descriptors: Gets those that have to be sent along; None where workers may be on another machine.
-        **options: Further fields of `WorkerConfig`.
+        replaces: See `WorkerConfig`.
 
     Raises:
         WorkerStartError: If a factory cannot be pickled, or shares what workers cannot.
@@ -120,12 +119,16 @@ def pickle_factories(
     if (script := sys.modules.get(SCRIPT)) is not None:
         cloudpickle.register_pickle_by_value(script)
     registry = None if inherited else _own_registrations()
-    shipments = []
-    for group in groups:
+    shipments, options = [], batch.host_options()
+    for number, group in groups.items():
         if descriptors is not None:
             descriptors.begin()
-        pickles = (b"" if inherited else _pickle(env, factories[env], kwargs[env], descriptors) for env in group)
-        config = WorkerConfig(group, tuple(pickles), registry=registry, **options)
+        pickles = (
+            b"" if inherited else _pickle(env, batch.factories[env], batch.kwargs[env], descriptors) for env in group
+        )
+        config = WorkerConfig(
+            group, tuple(pickles), registry=registry, options=options, number=number, replaces=replaces
+        )
         shipments.append(Shipment(config, () if descriptors is None else descriptors.used))
     return shipments
 

@@ -1,212 +1,172 @@
-"""The pool without processes: envs live in the caller's, and commands run them right there."""
+"""The host without a process: envs live in the caller's, and commands run them right there."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import threading
-import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from aioenvs.engine.adapters.base import PLAIN_RULES, Call, GymRules, Handling, ResetArguments
+from aioenvs.engine.adapters.base import Handling
 from aioenvs.engine.adapters.building import refuse_shared
 from aioenvs.engine.adapters.copying import arguments, received
-from aioenvs.engine.adapters.spaces import Objects
+from aioenvs.engine.config import BatchConfig
 from aioenvs.engine.failure import advised, factory_error, passable
+from aioenvs.engine.layout import EnvMetadata, Family
 from aioenvs.engine.memory import own_memory
-from aioenvs.engine.pools.pool import Lease, PendingOutcome, Pool, Selection, closed_meanwhile, wrong_loop
+from aioenvs.engine.pools.factories import Shipment
+from aioenvs.engine.pools.host import Host, HostTraits, Owner
+from aioenvs.engine.pools.requests import closed_meanwhile
 from aioenvs.engine.portal import loop_wanted, outside_of
 from aioenvs.engine.protocol import Opcode
-from aioenvs.engine.waiting import Deadline, outlast
-from aioenvs.engine.worker.concurrent import ConcurrentHost
+from aioenvs.engine.worker.concurrent import Batch, ConcurrentHost
 from aioenvs.engine.worker.env_host import EnvHost, Outcome
 from aioenvs.engine.worker.random_streams import here
-from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, describe_envs
+from aioenvs.errors import ClosedError, ConcurrencyError, describe_envs
 
-__all__ = ["InlinePool"]
-
+__all__ = ["Inline", "InlineHost"]
 
 OWN = functools.partial(received, keeps_graph=True)
 
 
-class InlinePool(Pool):
+class InlineHost(Host):
     """Hosts the envs in this process.
 
+    A command is answered before `send` returns, unless envs have coroutines: those run in the event loop that first
+    asks for them, and belong to it from then on.
+
     Args:
-        factories: One per env.
-        kwargs: Keyword arguments for each.
-        yields: Whether each command lets other tasks, timeouts and interrupts have their turn first; else its
-            coroutines never suspend, unless envs have coroutines, which then ask for a loop (`aioenvs.engine.portal`).
-        max_concurrency: How many envs may be inside a reset or step at once, if they have coroutines; None for all.
-        rules: What is agreed about envs with Gymnasium's signatures.
+        index: As for `Host`.
+        envs: Likewise.
+        owner: Likewise.
+        config: What was asked for.
     """
 
-    def __init__(
-        self,
-        factories: Sequence[Any],
-        kwargs: Sequence[Mapping[str, Any]],
-        *,
-        yields: bool,
-        max_concurrency: int | None = None,
-        rules: GymRules = PLAIN_RULES,
-    ) -> None:
-        super().__init__([range(len(factories))])
-        self.suspends = self._yields = yields
-        self._factories = factories
-        self._kwargs = kwargs
-        handling = Handling(by_reference=True, keeps_grad=True, generators=here(), answer=OWN, rules=rules)
+    def __init__(self, index: int, envs: tuple[int, ...], owner: Owner, config: BatchConfig) -> None:
+        super().__init__(index, envs, owner, 0)
+        self._config = config
+        handling = Handling(by_reference=True, keeps_grad=True, generators=here(), answer=OWN, rules=config.rules)
         self._host = EnvHost((SystemExit, KeyboardInterrupt), handling)
-        self._max_concurrency = max_concurrency
+        self._metadata: list[EnvMetadata] = []
         self._concurrent: ConcurrentHost | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # of the coroutines
+        self._batches: dict[int, Batch] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
         self._gate = threading.Lock()  # between commands that begin and the end of all
         self._at_work: list[int] = []  # the threads that are inside envs without coroutines
 
     @property
-    def envs(self) -> list[Any]:
-        """The envs themselves, once it was started."""
+    def objects(self) -> list[Any]:
+        """The envs themselves."""
         return self._host.envs
 
-    async def start(self) -> None:
-        try:
-            for env, (factory, kwargs) in enumerate(zip(self._factories, self._kwargs, strict=True)):
-                try:
-                    self._host.build(env, factory, arguments(kwargs, keeps_graph=True))
-                except Exception as error:
-                    failed = factory_error(env, error, envs=[env])
-                    raise advised(failed) from failed.__cause__
-            refuse_shared(self._host.cores)
-            buffer = self._lay_out(self._host.metadata, own_memory)
-            self._host.attach(self._places, buffer)
-            if self._host.has_coroutines:
-                self._concurrent = ConcurrentHost(self._host, self._max_concurrency)
-                self.suspends = True
-        except BaseException:
-            self._host.close()
-            raise
+    @property
+    def has_coroutines(self) -> bool:
+        """Whether some envs do."""
+        return self._concurrent is not None
 
-    async def hold(
-        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | Deadline | None = None
-    ) -> Lease:
-        await self.enter_loop(command)
-        return await super().hold(selection, command, replacing=replacing, timeout=timeout)
+    async def start(self, shipment: Shipment | None) -> list[EnvMetadata]:
+        for env in self.envs:
+            try:
+                kwargs = arguments(self._config.kwargs[env], keeps_graph=True)
+                self._host.build(env, self._config.factories[env], kwargs)
+            except Exception as error:
+                failed = factory_error(env, error, envs=[env])
+                raise advised(failed) from failed.__cause__
+        refuse_shared(self._host.cores)
+        self._metadata = self._host.metadata
+        return self._metadata
 
-    async def _enter_loop(self, command: str) -> None:
-        """See to it that this runs in the loop of the coroutines."""
+    async def attach(self, families: Sequence[Family], arrays: Any, buffer: Any) -> None:
+        self._host.attach([(family.envs, family.layout) for family in families], buffer)
+        if self._host.has_coroutines:
+            self._concurrent = ConcurrentHost(self._host, self._config.max_concurrency)
+
+    async def enter_loop(self, waits: bool) -> asyncio.AbstractEventLoop:
+        """See to it that the rest of a coroutine runs in the loop of the envs' coroutines, and return that.
+
+        Args:
+            waits: Whether there may be none that runs yet.
+        """
         if self._loop is None:
-            if not self._yields:
+            if waits:
                 await loop_wanted()
             self._loop = asyncio.get_running_loop()
             if self._concurrent is not None:
                 self._concurrent.place = outside_of(self._loop)
-        self.check_home(command)
+        return self._loop
 
-    def check_home(self, command: str) -> None:
-        if self.suspends and not self.states.closed:
-            loop = asyncio._get_running_loop()
-            if self._loop is not None and loop is not self._loop:
-                raise wrong_loop(command)
-            if loop is None:
-                raise AioEnvsError(
-                    f"{command}: these envs belong to an event loop, and none runs here; use SerialEnv there"
-                )
+    def enclose(self, values: Mapping[int, Any], envs: Collection[int]) -> Mapping[int, Any]:
+        return values
 
-    def acquire(
-        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | Deadline | None = None
-    ) -> Lease:
-        self.check_home(command)
-        deadline = self.deadline(timeout)
-        self.states.acquire(selection.envs, command)
-        lease = Lease(selection, command, deadline, waits=self._yields)
-        if self.fenced and not self._yields:
-            self._wait_for_fences(lease)
-        return lease
-
-    def _wait_for_fences(self, lease: Lease) -> None:
+    def transmit(self, opcode: Opcode, sequence: int, positions: Sequence[int], enclosed: Any) -> None:
+        if self._concurrent is not None:
+            self._begin(opcode, sequence, positions, enclosed)
+            return
         try:
-            self.wait(self.in_use(lease.selection.envs), lease)
-        except BaseException:
-            self.release(lease)
-            raise
+            outcome = self._run(opcode, positions, enclosed)
+        except BaseException as error:  # of handing values over, or one that ends more than an env
+            self._owner.failed(self, sequence, error)
+            if isinstance(error, self._host.fatal):
+                raise
+            return
+        self._owner.answered(self, sequence, outcome=self._explained(outcome, opcode))
 
-    async def enter_loop(self, command: str) -> None:
-        if self._concurrent is not None and not self.states.closed:
-            await self._enter_loop(command)
-
-    async def ready(self, lease: Lease) -> Lease:
-        await asyncio.sleep(0)
-        await self.passed(self.in_use(lease.selection.envs), lease)
-        if self.states.closed:
-            raise closed_meanwhile(lease.selection.envs)
-        return lease
-
-    async def seed(self, lease: Lease, seeds: Mapping[int, int]) -> Outcome:
-        return await self._execute(lease, Opcode.SEED, seeds)
-
-    async def reset(self, lease: Lease, arguments: Mapping[int, ResetArguments]) -> Outcome:
-        return await self._execute(lease, Opcode.RESET, arguments)
-
-    def step_each(
-        self, leases: Sequence[Lease], inputs: Mapping[int, Objects] | None, *, maybe_reset: bool
-    ) -> list[PendingOutcome]:
-        return [self._step(lease, inputs, maybe_reset=maybe_reset) for lease in leases]
-
-    async def _step(self, lease: Lease, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> Outcome:
-        began = time.perf_counter()
-        opcode = Opcode.STEP_AND_MAYBE_RESET if maybe_reset else Opcode.STEP
-        outcome = await self._execute(lease, opcode, inputs)
-        self.times[0].add(time.perf_counter() - began)
-        return outcome
-
-    async def perform(self, lease: Lease, calls: Mapping[int, Call]) -> Outcome:
-        return await self._execute(lease, Opcode.CALL, calls)
-
-    async def _execute(self, lease: Lease, opcode: Opcode, values: Mapping[int, Any] | None) -> Outcome:
-        selection, command = lease.selection, opcode.name.lower()
-        positions = selection.parts[0][1] if selection.parts else ()
-        if self._concurrent is None:
-            outcome = self._run(opcode, positions, values, lease)
-        else:
-            outcome = await self.within(self._concurrent.execute(opcode, positions, values), lease)
-            if self.states.closed:
-                raise ClosedError(f"{describe_envs(selection.indices)} were closed while {command} was pending")
-        return self._explained(outcome.located(command))
-
-    def _explained(self, outcome: Outcome) -> Outcome:
-        """The outcome, with what to use instead in the errors of envs that run an event loop of their own."""
-        for env, error in outcome.failures.items():
-            if not self.metadata[env].has_coroutines:
-                outcome.failures[env] = advised(passable(error))
-        return outcome
-
-    def _run(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None, lease: Lease) -> Outcome:
+    def _run(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome:
         thread = threading.get_ident()
         try:
             with self._gate:
-                if self.states.closed:
-                    raise closed_meanwhile(lease.selection.envs)
+                if self._closed:
+                    raise closed_meanwhile(self.envs)
                 self._at_work.append(thread)
             return self._host.execute(opcode, positions, values)
         finally:  # also after an interrupt right behind the append
             if thread in self._at_work:
                 self._at_work.remove(thread)
 
-    def _unanswered(self, envs: Set[int]) -> Set[int]:
+    def _begin(self, opcode: Opcode, sequence: int, positions: Sequence[int], values: Any) -> None:
         assert self._concurrent is not None
-        return self._concurrent.at_work & envs
-
-    async def within(self, awaitable: Any, lease: Lease) -> Any:
-        """Wait as other pools do; but envs that are late have ended, too: no other request finds them at work."""
-        if lease.deadline is None:
-            return await awaitable
-        task = asyncio.ensure_future(awaitable)
         try:
-            return await super().within(task, lease)
-        finally:
-            await outlast(task)
+            batch = self._batches[sequence] = self._concurrent.begin(opcode, positions, values)
+        except Exception as error:  # of handing values over
+            self._owner.failed(self, sequence, error)
+            return
+        batch.ended.add_done_callback(functools.partial(self._ended, opcode, sequence, batch))
 
-    def begin_close(self) -> None:
+    def _ended(self, opcode: Opcode, sequence: int, batch: Batch, _: asyncio.Future[None]) -> None:
+        del self._batches[sequence]
+        if self._closed:
+            command = opcode.name.lower()
+            error = ClosedError(f"{describe_envs(self.envs)} were closed while {command} was pending")
+            self._owner.failed(self, sequence, error)
+            return
+        try:
+            outcome = batch.outcome()
+        except BaseException as error:
+            self._owner.failed(self, sequence, error)
+        else:
+            self._owner.answered(self, sequence, outcome=self._explained(outcome, opcode))
+
+    def _explained(self, outcome: Outcome, opcode: Opcode) -> Outcome:
+        """Return the outcome, with what to use instead in the errors of envs that run an event loop of their own."""
+        if not outcome.failures:
+            return outcome
+        outcome.located(opcode.name.lower())
+        first = self.envs[0]
+        for env, error in outcome.failures.items():
+            if not self._metadata[env - first].has_coroutines:
+                outcome.failures[env] = advised(passable(error))
+        return outcome
+
+    def cancel(self, sequence: int) -> None:
+        if sequence in self._batches:
+            self._batches[sequence].cancel()
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    def begin_close(self, close: Callable[[], None]) -> None:
+        """See `HostKind`."""
         with self._gate:
             if self._at_work:
                 own = threading.get_ident() in self._at_work
@@ -214,24 +174,86 @@ class InlinePool(Pool):
                 raise ConcurrencyError(
                     f"close: these envs are in the middle of a call from {whom}; let that end first, and close then"
                 )
-            self.states.close()
+            self._closed = True
+            close()
 
     async def close(self) -> None:
-        self.begin_close()
-        if self._concurrent is None or (self._loop is not None and self._loop is not asyncio.get_running_loop()):
+        """Close the envs; from another loop than that of the coroutines, only let them be closed."""
+        self._closed = True
+        here = asyncio._get_running_loop()
+        if self._concurrent is None or here is None or self._loop not in (None, here):
             self.discard()
         else:
-            await self._enter_loop("close")
+            await self.enter_loop(False)
             await self._concurrent.close()
-            self._drop_memory()
 
     def discard(self) -> None:
-        self.states.close()
+        """Have the envs closed at once, or soon where their loop runs."""
+        self._closed = True
         if self._concurrent is not None and self._loop is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(_close_soon, self._concurrent)
         else:
             self._host.close()
-        self._drop_memory()
+
+
+class Inline:
+    """The kind of host that is this process.
+
+    Args:
+        config: What was asked for.
+        yields: Whether each command lets other tasks, timeouts and interrupts have their turn first; else nothing
+            suspends, unless envs have coroutines, which then ask for a loop (`aioenvs.engine.portal`).
+    """
+
+    def __init__(self, config: BatchConfig, *, yields: bool) -> None:
+        self.config = config
+        self.traits = HostTraits(is_bound=False, suspends=yields, yields=yields, outlasts=True)
+        self.host: InlineHost | None = None
+
+    def pack(self, groups: Mapping[int, tuple[int, ...]], descriptors: Any, *, replaces: bool) -> Sequence[None]:
+        return [None] * len(groups)
+
+    async def prepare(self, owner: Owner, hosts: Mapping[int, InlineHost]) -> None:
+        """Prepare nothing."""
+
+    def make(self, index: int, envs: tuple[int, ...], owner: Owner, generation: int) -> InlineHost:
+        self.host = InlineHost(index, envs, owner, self.config)
+        return self.host
+
+    def check(self, hosts: Sequence[InlineHost]) -> None:
+        """Check nothing that the host has not."""
+
+    def allocate(self, nbytes: int) -> Any:
+        return own_memory(nbytes)
+
+    def notice(self) -> None:
+        """Do nothing: the host cannot end."""
+
+    def begin_close(self, close: Callable[[], None]) -> None:
+        if self.host is None:
+            close()
+        else:
+            self.host.begin_close(close)
+
+    async def end(self, hosts: Sequence[InlineHost], *, polite: bool) -> None:
+        for host in hosts:
+            if polite:
+                await host.close()
+            else:
+                host.discard()
+
+    def hurry(self, hosts: Sequence[InlineHost]) -> None:
+        """Do nothing: `ConcurrentHost.close` hears of being cancelled itself."""
+
+    def let_go(self, hosts: Sequence[InlineHost], loop: asyncio.AbstractEventLoop | None) -> None:
+        for host in hosts:
+            host.discard()
+
+    async def give_back(self) -> None:
+        """Give nothing back: nothing is shared."""
+
+    def give_up(self) -> None:
+        """Likewise."""
 
 
 _closing: set[asyncio.Task[None]] = set()  # tasks that no one else keeps

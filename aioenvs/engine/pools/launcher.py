@@ -45,7 +45,9 @@ GRACE = 1.0  # seconds that workers get to close their envs once the parent is g
 
 @dataclass(frozen=True)
 class Order:
-    """An order of the parent's. Five descriptors travel beside it: pipe, block, status pipe, stdout, stderr.
+    """An order of the parent's.
+
+    Six descriptors travel beside it: socket, block, completion pipe, status pipe, stdout, stderr.
 
     Attributes:
         execute: Command line of a fresh interpreter, or None to run the worker in the fork itself.
@@ -136,12 +138,12 @@ class _Launcher:
         return True
 
     def _launch(self, worker_id: int, order: Order, descriptors: list[int]) -> None:
-        if len(descriptors) != 5:  # no room for them: the parent sees its status pipe close
+        if len(descriptors) != 6:  # no room for them: the parent sees its status pipe close
             for fd in descriptors:
                 os.close(fd)
             return
-        sock, block, status, stdout, target = descriptors
-        closing = [sock, block, stdout]
+        sock, block, done, status, stdout, target = descriptors
+        closing = [sock, block, done, stdout]
         stderr = -1
         try:
             stderr, child_stderr = os.pipe()
@@ -149,7 +151,8 @@ class _Launcher:
             os.set_blocking(stderr, False)
             pid = self._fork()
             if pid == 0:
-                self._become_worker(order, sock, block, stdout, child_stderr, [status, stderr, target])
+                own = sock, block, done
+                self._become_worker(order, own, stdout, child_stderr, [status, stderr, target])
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             self.children[worker_id] = _Child(pid, status, stderr, target)
@@ -167,7 +170,9 @@ class _Launcher:
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads: libraries may have some
             return os.fork()
 
-    def _become_worker(self, order: Order, sock: int, block: int, stdout: int, stderr: int, foreign: list[int]) -> None:
+    def _become_worker(
+        self, order: Order, own: tuple[int, int, int], stdout: int, stderr: int, foreign: list[int]
+    ) -> None:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -178,10 +183,10 @@ class _Launcher:
             self.children.clear()
             _settle(order, stdout, stderr)
             if order.execute is not None:
-                for fd in (sock, block):
+                for fd in own:
                     os.set_inheritable(fd, True)
-                os.execve(order.execute[0], [*order.execute, str(sock), str(block)], os.environ)
-            code = run_worker(sock, block, self.inherited)
+                os.execve(order.execute[0], [*order.execute, *map(str, own)], os.environ)
+            code = run_worker(*own, self.inherited)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -265,16 +270,16 @@ def _forget_loops() -> None:
             policy._local = type(policy._local)()  # or `get_event_loop` would return the parent's, as if it ran here
 
 
-def run_worker(sock: int, block: int, inherited: Inherited = ()) -> int:
+def run_worker(sock: int, block: int, done: int, inherited: Inherited = ()) -> int:
     """Run a worker on these descriptors; returns the exit code for the process."""
-    for fd in (sock, block):
+    for fd in (sock, block, done):
         os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code = 0
     try:
         with socket.socket(fileno=sock) as pipe:
-            worker.serve(pipe, SharedBlock(block), inherited)
+            worker.serve(pipe, SharedBlock(block), done, inherited)
     except SystemExit as error:
         code = worker.exit_code(error)
     except BaseException:

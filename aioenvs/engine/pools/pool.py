@@ -3,153 +3,138 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import contextlib
+import functools
+import logging
+import os
+import time
+import warnings
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence, Set
+from typing import Any, TypeVar
 
 from aioenvs.engine.adapters.base import Call, ResetArguments
 from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.double_buffer import DoubleBuffer, Fence
 from aioenvs.engine.env_states import EnvStates
-from aioenvs.engine.layout import LATEST, STATUS, WRITE_HALF, Arrays, EnvMetadata, Family, form_families, interned
-from aioenvs.engine.waiting import Deadline, FenceWaiter, done_within, drop
+from aioenvs.engine.layout import (
+    LATEST,
+    STATUS,
+    WRITE_HALF,
+    Arrays,
+    EnvMetadata,
+    Family,
+    check_unchanged,
+    form_families,
+    interned,
+)
+from aioenvs.engine.pools.factories import Descriptors, Shipment
+from aioenvs.engine.pools.host import Exit, Host, HostKind, WorkerHost
+from aioenvs.engine.pools.requests import (
+    Deliver,
+    FirstReady,
+    Lease,
+    PendingOutcome,
+    Selection,
+    Share,
+    StepTimes,
+    Timeouts,
+    closed_meanwhile,
+    wrong_loop,
+)
+from aioenvs.engine.pools.restart_policy import RestartPolicy
+from aioenvs.engine.protocol import STEPS, Opcode
+from aioenvs.engine.waiting import Deadline, FenceWaiter, done_within, drop, outlast
 from aioenvs.engine.worker.env_host import Outcome
-from aioenvs.errors import AioEnvsError, ClosedError, WorkerTimeoutError, describe_envs
+from aioenvs.errors import AioEnvsError, PerformanceWarning, WorkerTimeoutError, describe_envs
 
-__all__ = [
-    "Lease",
-    "PendingOutcome",
-    "Pool",
-    "Selection",
-    "StepTimes",
-    "Timeouts",
-    "closed_meanwhile",
-    "wrong_loop",
-]
+__all__ = ["Lease", "Pool", "Selection", "StepTimes", "Timeouts", "closed_meanwhile", "wrong_loop"]
+
+T = TypeVar("T")
+
+logger = logging.getLogger("aioenvs")
 
 MAX_SELECTIONS = 1024  # how many are remembered
-
-PendingOutcome = Coroutine[Any, Any, Outcome]
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """How long things may take, in seconds; None for as long as they like.
-
-    Attributes:
-        start: From ordering a process to its envs being built.
-        step: Any other command that does not say otherwise.
-        close: Closing all envs, before the processes are killed.
-    """
-
-    start: float | None = 60.0
-    step: float | None = None
-    close: float = 5.0
+STEP, STEP_AND_MAYBE_RESET = Opcode.STEP, Opcode.STEP_AND_MAYBE_RESET
 
 
-@dataclass
-class StepTimes:
-    """How long a worker took, in seconds, for steps of all or some of its envs."""
-
-    count: int = 0
-    total: float = 0.0
-    longest: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count one command."""
-        self.count += 1
-        self.total += seconds
-        if seconds > self.longest:
-            self.longest = seconds
-
-
-class Selection(NamedTuple):
-    """Some envs of a pool, and what has to be asked of which worker to reach them.
-
-    Attributes:
-        indices: The envs, ascending.
-        envs: The same as a set.
-        parts: Per worker: its number, the positions of its selected envs (empty for all), and their indices.
-    """
-
-    indices: tuple[int, ...]
-    envs: frozenset[int]
-    parts: tuple[tuple[int, tuple[int, ...], frozenset[int]], ...]
-
-
-class Lease(NamedTuple):
-    """Some envs, held for one request.
-
-    Attributes:
-        selection: Which.
-        command: What for, in words.
-        deadline: When it must be answered; None for whenever.
-        replacing: Whether dead workers of theirs are replaced.
-        waits: Whether they have to be made ready first.
-    """
-
-    selection: Selection
-    command: str
-    deadline: Deadline | None = None
-    replacing: bool = False
-    waits: bool = False
-
-    def renewed(self) -> Lease:
-        """Return the lease with all its time, which begins now."""
-        if self.deadline is None:
-            return self
-        return self._replace(deadline=Deadline.after(self.deadline.seconds, self.deadline.name))
-
-
-class Pool(ABC):
+class Pool:
     """Hosts envs. Values of fixed shape are exchanged through `arrays`, the rest as arguments and outcomes.
 
     The order of a request: `hold` the selection, write its inputs, call the command with the lease, read its rows,
     `release`. Nobody else can touch those rows in between, and a caller that leaves early (cancelled, timed out,
     interrupted) only has to `release`: what is still on its way is then dropped on arrival.
 
+    Args:
+        kind: What hosts are like, how they are made, and what was asked for.
+
     Attributes:
         metadata: What each env says of itself; known once started.
         families: Envs of one structure each, and where their values lie; known once started.
         arrays: For each family its arrays `(envs of the family, *shape)` by region and key; known once started.
         buffers: For each family in which half its envs have and write their values; known once started.
-        has_coroutines: Whether some envs of each worker do, so that cancelling a request cancels these; known once
+        has_coroutines: Whether some envs of each host do, so that cancelling a request cancels these; known once
             started.
-        restarts: Whether envs whose worker died are built anew and reset of themselves.
+        hosts: Those that there are, by number.
+        policy: What is done about hosts that die; None if that is for the next reset to see to.
         suspends: Whether commands may wait for something, and so want an event loop.
         shares_loop: Whether the event loop has others to run while a request waits for a fence.
         fenced: Whether there may be fences at all (`DoubleBuffer.guard`).
         ships: Whether arguments are sent to another process, as bytes, rather than handed over.
         fence_waiter: Waits for fences.
         timeouts: How long things may take.
-        replaced: How often each worker was replaced.
-        times: How long each worker took to step its envs.
+        replaced: How often each host was replaced.
+        times: How long each host took to step its envs.
     """
 
-    restarts: bool = False
-    suspends: bool = True
-    shares_loop: bool = True
-    fenced: bool = False
-    ships: bool = False
-
-    metadata: tuple[EnvMetadata, ...]
-    families: tuple[Family, ...]
-    arrays: tuple[dict[str, Arrays], ...]
-    buffers: tuple[DoubleBuffer, ...] = ()
-    has_coroutines: tuple[bool, ...]
-
-    def __init__(self, groups: Sequence[Sequence[int]], timeouts: Timeouts = Timeouts()) -> None:
-        self.timeouts = timeouts
-        self.groups = tuple(tuple(group) for group in groups)
+    def __init__(self, kind: HostKind) -> None:
+        config, self._kind, self._traits = kind.config, kind, kind.traits
+        self.timeouts = config.timeouts if self._traits.is_bound else Timeouts()
+        self.groups = config.groups if self._traits.is_bound else (tuple(range(len(config.factories))),)
         self.num_envs = sum(map(len, self.groups))
         self.states = EnvStates(self.num_envs)
         self.replaced = [0] * len(self.groups)
         self.times = [StepTimes() for _ in self.groups]
-        self._home = {env: (worker, position) for worker, g in enumerate(self.groups) for position, env in enumerate(g)}
+        self.suspends, self.ships = self._traits.suspends, self._traits.ships
+        self.shares_loop, self.fenced = True, False
         self.fence_waiter = FenceWaiter()
+        self.hosts: dict[int, Any] = {}
+        self.metadata: tuple[EnvMetadata, ...] = ()
+        self.families: tuple[Family, ...] = ()
+        self.arrays: tuple[dict[str, Arrays], ...] = ()
+        self.buffers: tuple[DoubleBuffer, ...] = ()
+        self.has_coroutines: tuple[bool, ...] = ()
+        self.policy = None if config.max_restarts is None else RestartPolicy(self, config.max_restarts)
+        self._home = {env: (index, position) for index, g in enumerate(self.groups) for position, env in enumerate(g)}
         self._selections: dict[tuple[int, ...], Selection] = {}
         self.everything = self.select(range(self.num_envs))
+        self._owner = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drained: list[tuple[frozenset[int], asyncio.Future[None]]] = []
+        self._generation = 0
+        self._advised = False
+        self._replacing: dict[int, asyncio.Task[None]] = {}
+        self._starts = asyncio.Semaphore(config.starts_at_once)
+
+    # -- which envs -------------------------------------------------------------------------------------
+
+    @property
+    def restarts(self) -> bool:
+        """Whether envs whose host died are built anew and reset of themselves."""
+        return self.policy is not None
+
+    @property
+    def envs(self) -> list[Any] | None:
+        """The envs themselves, once started, where they live in this process and thread; None elsewhere."""
+        return None if self._traits.is_bound else [env for host in self.hosts.values() for env in host.objects]
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the hosts that run now."""
+        if not self._traits.can_die:
+            return ()
+        return tuple(
+            host.pid for _, host in sorted(self.hosts.items()) if not host.exited.done() and host.pid is not None
+        )
 
     def select(self, indices: Iterable[int]) -> Selection:
         """Work out, once, how to reach these envs."""
@@ -164,47 +149,80 @@ class Pool(ABC):
     def _select(self, indices: tuple[int, ...]) -> Selection:
         chosen: dict[int, list[int]] = {}
         for env in indices:
-            worker, position = self._home[env]
-            chosen.setdefault(worker, []).append(position)
+            index, position = self._home[env]
+            chosen.setdefault(index, []).append(position)
         parts = []
-        for worker, positions in sorted(chosen.items()):
-            group = self.groups[worker]
+        for index, positions in sorted(chosen.items()):
+            group = self.groups[index]
             whole = len(positions) == len(group)
             envs = frozenset(group[position] for position in positions)
-            parts.append((worker, () if whole else tuple(positions), envs))
+            parts.append((index, () if whole else tuple(positions), envs))
         return Selection(indices, frozenset(indices), tuple(parts))
 
-    def _lay_out(self, metadata: Iterable[EnvMetadata], allocate: Callable[[int], Any]) -> Any:
+    def host_of(self, env: int) -> int:
+        """The number of the host of an env."""
+        return self._home[env][0]
+
+    # -- start ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Build all envs, learn their metadata, and lay out the block."""
+        if self._traits.is_bound:
+            self._loop = asyncio.get_running_loop()
+        try:
+            await self._build()
+        except BaseException:
+            if self._traits.is_bound:
+                await self._end(polite=False)
+            else:
+                self.discard()
+            raise
+
+    async def _build(self) -> None:
+        with Descriptors() as descriptors:
+            packed = self._pack(dict(enumerate(self.groups)), descriptors)
+            await self._kind.prepare(self, self.hosts)
+            starts = [self._start_host(index, shipment) for index, shipment in enumerate(packed)]
+            found = [await starts[0]] if len(starts) == 1 else await all_or_none(starts)
+        hosts = [host for _, host in sorted(self.hosts.items())]
+        self._kind.check(hosts)
+        described = {
+            env: own
+            for group, each in zip(self.groups, found, strict=True)
+            for env, own in zip(group, each, strict=True)
+        }
+        buffer = self._lay_out([described[env] for env in range(self.num_envs)])
+        attached = [host.attach(self.families, self.arrays, buffer) for host in hosts]
+        if len(attached) == 1:
+            await attached[0]
+        else:
+            await all_or_none(attached)
+        if not self._traits.is_bound and any(self.has_coroutines):
+            self.suspends = True
+
+    def _pack(
+        self, groups: Mapping[int, tuple[int, ...]], descriptors: Descriptors, *, replaces: bool = False
+    ) -> Sequence[Shipment | None]:
+        return self._kind.pack(groups, descriptors if self._traits.is_local else None, replaces=replaces)
+
+    async def _start_host(self, index: int, shipment: Shipment | None) -> list[EnvMetadata]:
+        async with self._starts:
+            self._generation = self._generation % 0xFFFF + 1
+            host = self.hosts[index] = self._kind.make(index, self.groups[index], self, self._generation)
+            found: list[EnvMetadata] = await host.start(shipment)
+            return found
+
+    def _lay_out(self, metadata: Iterable[EnvMetadata]) -> Any:
         """Work out where everything lies, in a buffer of the size that it takes."""
         self.metadata = tuple(interned(metadata))
         self.has_coroutines = tuple(any(self.metadata[env].has_coroutines for env in group) for group in self.groups)
         self.families = form_families(self.metadata)
-        buffer = allocate(self.families[-1].layout.end)
+        buffer = self._kind.allocate(self.families[-1].layout.end)
         self.arrays = tuple(family.layout.arrays(buffer) for family in self.families)
         self.buffers = tuple(DoubleBuffer(own[STATUS][LATEST], own[STATUS][WRITE_HALF]) for own in self.arrays)
         return buffer
 
-    def _drop_memory(self) -> None:
-        """Let go of the buffer, which belongs to the results that look into it from now on."""
-        self.arrays, self.buffers = (), ()
-
-    @property
-    def _places(self) -> list[tuple[tuple[int, ...], Any]]:
-        """The envs of each family and their layout, for a host."""
-        return [(family.envs, family.layout) for family in self.families]
-
-    def host_of(self, env: int) -> int:
-        """The worker that hosts an env."""
-        return self._home[env][0]
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the workers that run now."""
-        return ()
-
-    @abstractmethod
-    async def start(self) -> None:
-        """Build all envs, learn their metadata, and lay out the block."""
+    # -- who may ask, and when --------------------------------------------------------------------------
 
     async def hold(
         self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | Deadline | None = None
@@ -213,16 +231,21 @@ class Pool(ABC):
 
         Cancelling it gives them up again. Args and errors are those of `acquire` and `ready`.
         """
+        if not self._traits.is_bound:
+            await self.enter_loop(command)
+        elif replacing and self._traits.can_die:
+            self.check_home(command)
+            await self._catch_up()
         lease = self.acquire(selection, command, replacing=replacing, timeout=timeout)
         if not lease.waits:
             return lease
         try:
-            return await self.ready(lease)
+            with self.policy.wanted(selection) if self.policy and replacing else contextlib.nullcontext():
+                return await self.ready(lease)
         except BaseException:
             self.release(lease)
             raise
 
-    @abstractmethod
     def acquire(
         self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | Deadline | None = None
     ) -> Lease:
@@ -231,41 +254,118 @@ class Pool(ABC):
         Args:
             selection: Which envs.
             command: What for, in words.
-            replacing: Replace the workers that are dead, instead of raising.
+            replacing: Replace the hosts that are dead, instead of raising.
             timeout: Seconds that the request may take, or when it must be answered; None for as long as requests may.
 
         Raises:
             ClosedError: After `close`.
             ConcurrencyError: If one of them is held already.
-            WorkerDiedError: If the worker of one is dead.
+            WorkerDiedError: If the host of one is dead.
             ValueError: If the timeout is none.
         """
+        self.check_home(command)
+        deadline = None if timeout is None and self.timeouts.step is None else self.deadline(timeout)
+        replacing = replacing or self.policy is not None
+        states = self.states
+        waits = not states.acquire(selection.envs, command, replacing=replacing) or self._traits.yields
+        if replacing and not waits:
+            waits = bool(states.broken(selection.envs))
+        lease = Lease(selection, command, deadline, replacing, waits)
+        if not self.fenced or waits:
+            return lease
+        try:
+            if not self._traits.is_bound:
+                self.wait(self.in_use(selection.envs), lease)
+                return lease
+            return lease._replace(waits=bool(self.in_use(selection.envs)))
+        except BaseException:  # of a device that is broken
+            self.release(lease)
+            raise
 
-    def check_home(self, command: str) -> None:  # noqa: B027 - where anybody may command them
+    def check_home(self, command: str) -> None:
         """Refuse a command from where it cannot be given.
 
         Raises:
             AioEnvsError: In another event loop or process than that which started the envs.
         """
+        here = asyncio._get_running_loop()
+        if here is self._loop and here is not None and os.getpid() == self._owner:
+            return
+        if self.states.closed or not self.suspends:
+            return
+        if self._traits.is_bound or (self._loop is not None and here is not self._loop):
+            raise wrong_loop(command)
+        if here is None:
+            raise AioEnvsError(
+                f"{command}: these envs belong to an event loop, and none runs here; use SerialEnv there"
+            )
 
-    async def enter_loop(self, command: str) -> None:  # noqa: B027 - where coroutines are always begun in one
+    async def enter_loop(self, command: str) -> None:
         """See to it that the rest of a coroutine runs in the event loop of the envs, if they have one.
 
         Raises:
             AioEnvsError: In another event loop than that.
         """
+        if self._traits.is_bound or self.states.closed or not any(self.has_coroutines):
+            return
+        self._loop = await self.hosts[0].enter_loop(not self._traits.yields)
+        self.check_home(command)
 
-    @abstractmethod
     async def ready(self, lease: Lease) -> Lease:
-        """Wait until none of the envs owes a reply to an earlier caller, and replace their workers if need be.
+        """Wait until none of the envs owes a reply to an earlier caller, and replace their hosts if need be.
 
         The time that replacing takes is not part of the request's.
 
         Raises:
             ClosedError: If the envs were closed meanwhile.
             WorkerTimeoutError: If they did not reply in time.
-            WorkerError: If a worker is dead and not to be, or cannot be, replaced.
+            WorkerError: If a host is dead and not to be, or cannot be, replaced.
         """
+        envs = lease.selection.envs
+        if self._traits.yields:
+            await asyncio.sleep(0)
+        if not self.states.drained(envs):
+            await self.within(self._drain(envs), lease)
+        if self.fenced:
+            await self.passed(self.in_use(envs), lease)
+        if self.states.closed:
+            raise closed_meanwhile(envs)
+        broken = self.states.broken(envs)
+        if not broken:
+            return lease
+        if not lease.replacing:
+            raise self.states.error(min(broken))
+        await self.revive(lease.selection)
+        return lease.renewed()
+
+    async def _catch_up(self) -> None:
+        """Let the loop notice what happened while it did not run, as between two calls of a sync face."""
+        self._kind.notice()
+        for _ in range(2):  # a turn for the end of a socket and the report of an exit, one for what follows from them
+            await asyncio.sleep(0)
+        ending = [host.ended for host in self.hosts.values() if host.is_ending]
+        if ending:
+            await asyncio.wait(ending)
+
+    async def _drain(self, envs: frozenset[int]) -> None:
+        while not self.states.drained(envs):
+            waiter = asyncio.get_running_loop().create_future()
+            self._drained.append((envs, waiter))
+            await waiter
+        if self.states.closed:
+            raise closed_meanwhile(envs)
+
+    def _wake(self) -> None:
+        for envs, waiter in self._drained:
+            if self.states.drained(envs) and not waiter.done():
+                waiter.set_result(None)
+        self._drained = [(envs, waiter) for envs, waiter in self._drained if not waiter.done()]
+
+    def release(self, lease: Lease) -> None:
+        """End a lease."""
+        self.states.release(lease.selection.envs)
+
+    # -- fences and deadlines ---------------------------------------------------------------------------
 
     def in_use(self, envs: Set[int]) -> list[Fence]:
         """Return the fences before memory into which these envs would write next."""
@@ -318,126 +418,424 @@ class Pool(ABC):
         """Wait for what comes of a lease until its deadline.
 
         Raises:
-            WorkerTimeoutError: If it takes longer, and workers that are late are not replaced.
+            WorkerTimeoutError: If it takes longer, and hosts that are late are not replaced.
         """
         if lease.deadline is None:
             return await awaitable
         future = asyncio.ensure_future(awaitable)
         try:
             if not await done_within([future], lease.deadline.left):
-                self._overdue(lease)
+                late = self.states.unanswered(lease.selection.envs)
+                if self.policy is None:
+                    raise self.late_error(late or lease.selection.envs, lease)
+                self.policy.overdue(late, lease)
             return await future
         finally:
             drop(future)
+            if self._traits.outlasts:  # envs that are late have ended, too: no other request finds them at work
+                await outlast(future)
 
-    def _overdue(self, lease: Lease) -> None:
-        """Do what is done about envs that are late.
-
-        Raises:
-            WorkerTimeoutError: If that is the end of it.
-        """
-        raise self._late(self._unanswered(lease.selection.envs) or lease.selection.envs, lease)
-
-    def _unanswered(self, envs: Set[int]) -> Set[int]:
-        """Return those of these envs that have not answered."""
-        return self.states.unanswered(envs)
-
-    def _late(self, envs: Collection[int], lease: Lease) -> WorkerTimeoutError:
-        late, pids = tuple(sorted(envs)), self._pids_of(envs)
+    def late_error(self, envs: Collection[int], lease: Lease) -> WorkerTimeoutError:
+        """Return the error of a request that these envs have not answered in time."""
+        late = tuple(sorted(envs))
+        pids = [host.pid for host in self.hosts.values() if host.pid and not set(host.envs).isdisjoint(envs)]
         where = f" (pid {', '.join(map(str, pids))})" if pids else ""
+        if self.policy is not None:
+            fate = "the worker was killed, and the envs that it hosted begin anew with the next request"
+        elif all(self.metadata[env].has_coroutines for env in late):
+            fate = "coroutines that are at work for it are cancelled, and their envs need a reset"
+        else:
+            fate = "the late reply will be dropped, and the next request for it waits until it has come"
         return WorkerTimeoutError(
-            f"{describe_envs(late)}{where} did not answer {lease.command} within {lease.deadline}; {self._fate(late)}",
+            f"{describe_envs(late)}{where} did not answer {lease.command} within {lease.deadline}; {fate}",
             env_index=late,
             pid=pids[0] if pids else None,
         )
 
-    def _fate(self, late: Sequence[int]) -> str:
-        """Return the fate of late envs, in words."""
-        if all(self.metadata[env].has_coroutines for env in late):
-            return "coroutines that are at work for it are cancelled, and their envs need a reset"
-        return "the late reply will be dropped, and the next request for it waits until it has come"
+    # -- requests ---------------------------------------------------------------------------------------
 
-    def _pids_of(self, envs: Collection[int]) -> list[int | None]:
-        """Process ids of the workers of these envs, where they have any."""
-        return []
-
-    def release(self, lease: Lease) -> None:
-        """End a lease."""
-        self.states.release(lease.selection.envs)
-
-    @abstractmethod
     async def seed(self, lease: Lease, seeds: Mapping[int, int]) -> Outcome:
         """Give each env its seed, by index, for its next reset."""
+        if self.policy is not None:
+            self.policy.seed(seeds)
+        return await self.ask(lease, Opcode.SEED, seeds)
 
-    @abstractmethod
     async def reset(self, lease: Lease, arguments: Mapping[int, ResetArguments]) -> Outcome:
         """Reset the envs with these arguments, by index; where there are none, with none."""
+        if self.policy is not None:
+            return await self.policy.reset(lease, arguments)
+        return await self.ask(lease, Opcode.RESET, arguments)
+
+    async def perform(self, lease: Lease, calls: Mapping[int, Call]) -> Outcome:
+        """Ask each env for something beyond the commands, by index; the outcome's `values` say what came of it."""
+        return await self.ask(lease, Opcode.CALL, calls)
 
     def step(self, lease: Lease, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> PendingOutcome:
         """Step the envs with the stored input; `inputs` is what of it has no fixed shape, by index.
 
-        The command is on its way when this returns; what came of it is to be awaited.
+        The command is on its way when this returns; its outcome is to be awaited.
         """
-        return self.step_each([lease], inputs, maybe_reset=maybe_reset)[0]
+        return self.ask(lease, STEP_AND_MAYBE_RESET if maybe_reset else STEP, inputs)
 
-    @abstractmethod
-    def step_each(
-        self, leases: Sequence[Lease], inputs: Mapping[int, Objects] | None, *, maybe_reset: bool
-    ) -> list[PendingOutcome]:
-        """Step the envs of several leases, each answered for itself; no command is sent unless all can be."""
+    def ask(self, lease: Lease, opcode: Opcode, values: Mapping[int, Any] | None) -> PendingOutcome:
+        """Send a command to every host concerned; its outcome is to be awaited.
 
-    def step_first_ready(
-        self,
-        lease: Lease,
-        inputs: Mapping[int, Objects] | None,
-        deliver: Callable[[Sequence[int], Outcome | BaseException], None],
-    ) -> None:
-        """TEMPORARY."""
-        envs = lease.selection.indices
-        leases = [lease._replace(selection=self.select((env,))) for env in envs]
-        pending = self.step_each(leases, inputs, maybe_reset=True)
-        if not self.suspends:
-            from aioenvs.engine.portal import Immediate
+        Cancelling that abandons the answers, which are dropped when they come.
 
-            try:
-                for env, steps in zip(envs, pending, strict=True):
-                    try:
-                        outcome: Any = Immediate().run(steps)
-                    except Exception as error:
-                        outcome = error
-                    deliver((env,), outcome)
-            finally:
-                for steps in pending:
-                    steps.close()
+        Raises:
+            ClosedError: If the envs were closed since they were held.
+            ProtocolError: If there are too many values; nothing was sent.
+        """
+        if self.states.closed:
+            raise closed_meanwhile(lease.selection.envs)
+        enclosed = self._enclosed(lease, values) if values else None
+        wanted = lease.selection.envs
+        if self.policy is not None and opcode in STEPS:
+            lease = self._of_present(lease)
+        elif self.policy is not None and opcode is Opcode.RESET:  # which needs to be told of nothing that was before
+            self.policy.take_lost(wanted)
+        selection, hosts = lease.selection, self.hosts
+        loop = self._loop
+        future = loop.create_future() if loop is not None else None
+        request = PendingOutcome(self, lease, opcode, future, self.policy is not None)
+        request.envs = wanted
+        began = time.perf_counter() if opcode in STEPS else 0.0
+        self.states.sent(selection.envs)
+        for index, positions, envs in selection.parts:
+            body = None if enclosed is None else enclosed[index]
+            hosts[index].send(Share(request, envs, began), opcode, positions, body)
+        return request
+
+    def _of_present(self, lease: Lease) -> Lease:
+        """Return the lease for those envs that do not have to tell first of a step that was lost before."""
+        assert self.policy is not None
+        envs = lease.selection.envs
+        present = self.policy.present(envs)
+        return lease if len(present) == len(envs) else lease._replace(selection=self.select(sorted(present)))
+
+    def _enclosed(self, lease: Lease, values: Mapping[int, Any]) -> dict[int, Any]:
+        """Return the share of these values for each host, by its number."""
+        return {index: self.hosts[index].enclose(values, envs) for index, _, envs in lease.selection.parts}
+
+    def plainly_awaited(self, request: PendingOutcome) -> bool:
+        """Whether nothing but its future is to be waited for."""
+        return self.policy is None and (request.settled or (request.lease.deadline is None and self._traits.is_bound))
+
+    async def awaited(self, request: PendingOutcome) -> Outcome:
+        """Wait for a request with all that may happen."""
+        if self.policy is not None:
+            return await self.policy.outcome(request)
+        lease = request.lease
+        assert request.future is not None
+        try:
+            if not await done_within([request.future], None if lease.deadline is None else lease.deadline.left):
+                raise self.late_error(self.states.unanswered(lease.selection.envs) or lease.selection.envs, lease)
+        finally:
+            if not request.settled:
+                self.abandon(request)
+                if self._traits.outlasts and request.missing:
+                    await outlast(request.over(), functools.partial(self.abandon, request))
+        return request.result()
+
+    def abandon(self, request: PendingOutcome) -> None:
+        """Wait no longer for a request: what coroutines do for it is cancelled, and its answers are dropped."""
+        request.settled = True
+        self._cancel(request, request.lease.selection)
+
+    def _cancel(self, request: PendingOutcome | FirstReady, selection: Selection) -> None:
+        for index, _, _ in selection.parts:
+            if self.has_coroutines[index] and index in self.hosts:
+                host = self.hosts[index]
+                for sequence in [number for number, share in host.pending.items() if share.request is request]:
+                    host.cancel(sequence)
+
+    def step_first_ready(self, lease: Lease, inputs: Mapping[int, Objects] | None, deliver: Deliver) -> FirstReady:
+        """Step the envs, and reset those that finish, each answered for by itself.
+
+        Args:
+            lease: Which envs, all of them ready.
+            inputs: As for `step`.
+            deliver: Called in the event loop with envs that are done, as many as are at a time, and their outcome; or
+                with the exception that they have instead: that of a host which died and is not restarted, of a deadline
+                that has passed, of being closed. Before this returns where envs run here, one after the other.
+
+        Returns:
+            A handle, by which whoever does not want to know any more says so.
+
+        Raises:
+            ClosedError: If the envs were closed since they were held.
+            ProtocolError: If there are too many values; nothing was sent.
+        """
+        if self.states.closed:
+            raise closed_meanwhile(lease.selection.envs)
+        policy, wanted = self.policy, lease.selection.envs
+        enclosed = self._enclosed(lease, inputs) if inputs and self._traits.bulk else None
+        one_by_one = not self._traits.bulk and self.suspends
+        bodies = self._enclosed_one_by_one(lease, inputs) if one_by_one and inputs else {}
+        selection = lease.selection if policy is None else self._of_present(lease).selection
+        recovers = None if policy is None else policy.recover
+        steps = FirstReady(lease, deliver, self._first_ready_late, self._give_up_rest, recovers)
+        self.states.sent(selection.envs)
+        began = time.perf_counter()
+        for index, positions, envs in selection.parts:
+            host, group = self.hosts[index], self.groups[index]
+            if one_by_one:
+                for position in positions or range(len(group)):
+                    env = group[position]
+                    share = Share(steps, frozenset((env,)), began)
+                    host.send(share, STEP_AND_MAYBE_RESET, (position,), bodies.get(env))
+            elif self._traits.bulk:
+                left = {position: group[position] for position in positions or range(len(group))}
+                body = None if enclosed is None else enclosed[index]
+                host.send(Share(steps, envs, began, left), Opcode.STEP_EACH, positions, body)
+            else:
+                host.send(Share(steps, envs, began), STEP_AND_MAYBE_RESET, positions, inputs)
+        steps.begin()
+        if policy is not None and len(selection.envs) < len(wanted):
+            policy.recover(steps, wanted - selection.envs, None)
+        return steps
+
+    def _enclosed_one_by_one(self, lease: Lease, inputs: Mapping[int, Objects]) -> dict[int, Any]:
+        return {env: self.hosts[self.host_of(env)].enclose(inputs, (env,)) for env in lease.selection.indices}
+
+    def _first_ready_late(self, steps: FirstReady) -> None:
+        if self.policy is not None:
+            self.policy.first_ready_late(steps)
             return
-        for env, steps in zip(envs, pending, strict=True):
+        error = self.late_error(steps.left, steps.lease)
+        self._cancel(steps, steps.lease.selection)
+        steps.deliver(list(steps.left), error)
 
-            def done(task: Any, env: int = env) -> None:
-                if task.cancelled():
-                    deliver((env,), closed_meanwhile({env}))
-                else:
-                    deliver((env,), task.exception() or task.result())
+    def _give_up_rest(self, steps: FirstReady) -> None:
+        self._cancel(steps, steps.lease.selection)
 
-            asyncio.get_running_loop().create_task(steps).add_done_callback(done)
+    # -- answers ----------------------------------------------------------------------------------------
 
-    @abstractmethod
-    async def perform(self, lease: Lease, calls: Mapping[int, Call]) -> Outcome:
-        """Ask each env for something beyond the commands, by index; the outcome's `values` say what came of it."""
+    def answered(
+        self, host: Host, sequence: int, finished: int = 0, waiting: float = 0.0, outcome: Outcome | None = None
+    ) -> None:
+        """Take in the answer to a request, whoever awaits it; nothing happens if none is owed under that number."""
+        share = host.pending.pop(sequence, None)
+        if share is None:
+            return
+        request, envs, began, _ = share
+        self.states.answered(envs)
+        if began:
+            self.times[host.index].add(time.perf_counter() - began)
+        if self._drained:
+            self._wake()
+        request.answered(envs, finished, waiting, outcome)
 
-    def begin_close(self) -> None:  # noqa: B027 - where envs are at work elsewhere, they can be ended there
+    def answered_one(self, host: Host, sequence: int, position: int, outcome: Outcome) -> None:
+        """Take in the answer for one env of several."""
+        share = host.pending.get(sequence)
+        env = None if share is None or share.left is None else share.left.pop(position, None)
+        if share is None or env is None:
+            return
+        if not share.left:
+            del host.pending[sequence]
+        self._free(host, share, (env,))
+        share.request.answered((env,), outcome.finished, outcome.waiting, outcome)
+
+    def answered_each(self, answers: Sequence[tuple[Host, Share, int, int, float]]) -> None:
+        """Take in answers for single envs, which were taken out of their shares; each request hears of all its own."""
+        together: dict[int, tuple[Host, Share, list[int], int, float]] = {}
+        for host, share, env, finished, waiting in answers:
+            found = together.get(id(share))
+            envs, before, longest = ([], 0, 0.0) if found is None else found[2:]
+            envs.append(env)
+            together[id(share)] = host, share, envs, before + finished, max(waiting, longest)
+        merged: dict[int, tuple[Any, list[int], int]] = {}
+        for host, share, envs, finished, waiting in together.values():
+            self._free(host, share, envs)
+            if waiting:
+                self.advise(waiting)
+            request, own, before = merged.get(id(share.request), (share.request, [], 0))
+            merged[id(share.request)] = request, own + envs, before + finished
+        for request, envs, finished in merged.values():
+            request.answered(envs, finished, 0.0, None)
+
+    def _free(self, host: Host, share: Share, envs: Collection[int]) -> None:
+        """Take note that these envs have stepped, each by itself."""
+        self.states.answered(envs)
+        self.times[host.index].add(time.perf_counter() - share.began, len(envs))
+        if self._drained:
+            self._wake()
+
+    def failed(self, host: Host, sequence: int, error: BaseException) -> None:
+        """Take note that a request is not answered, and never will be."""
+        share = host.pending.pop(sequence, None)
+        if share is None:
+            return
+        envs = share.envs if share.left is None else list(share.left.values())
+        self.states.answered(envs)
+        share.request.failed(envs, error)
+
+    def advise(self, waiting: float) -> None:
+        """Say, once, that the envs would gain by more processes."""
+        if not self._advised:
+            self._advised = True
+            warnings.warn(
+                f"{self.num_envs} envs in {len(self.groups)} processes spend {waiting:.0%} of their steps waiting "
+                f"rather than computing, one after the other; num_processes={self.num_envs} would let them wait "
+                "at the same time (the command 'aioenvs bench' compares such settings)",
+                PerformanceWarning,
+                stacklevel=2,
+            )
+
+    # -- the end of hosts, and others in their place ----------------------------------------------------
+
+    def died(self, host: WorkerHost, how: Exit, cause: Exception | None) -> None:
+        """Act upon a host's end, whichever sign of it comes first; this is called once."""
+        self._kind.notice()  # what it has answered before counts
+        error = host.bury(how, cause)
+        if error is not None:
+            logger.info("%s", error)
+            self.states.break_(host.envs, error)
+        host.fail_pending()
+        self._wake()
+
+    def being_replaced(self) -> Collection[int]:
+        """Return the numbers of the hosts that are being replaced."""
+        return self._replacing.keys()
+
+    async def revive(self, selection: Selection) -> None:
+        """Replace the dead hosts of these envs; their other envs then need a reset of their own.
+
+        Callers that want envs of the same host share one replacement, which outlives a caller that is cancelled.
+
+        Raises:
+            ClosedError: If the envs are closed meanwhile.
+            WorkerError: If there is no replacement.
+        """
+        while dead := [index for index, _, envs in selection.parts if self.states.broken(envs)]:
+            if self.states.closed:  # and so might be what it takes to start a host
+                raise closed_meanwhile(selection.envs)
+            bring_back = self.replace if self.policy is None else self.policy.bring_back
+            for index in dead:
+                if index not in self._replacing:
+                    task = self._replacing[index] = asyncio.ensure_future(bring_back(index))
+                    task.add_done_callback(functools.partial(self._replaced, index))
+            tasks = [self._replacing[index] for index in dead]
+            await asyncio.wait(tasks)
+            if self.states.closed or any(task.cancelled() for task in tasks):
+                raise closed_meanwhile(selection.envs)
+            for task in tasks:
+                if (error := task.exception()) is not None:
+                    raise error.again() if isinstance(error, AioEnvsError) else error
+
+    def _replaced(self, index: int, task: asyncio.Task[None]) -> None:
+        del self._replacing[index]
+        if not task.cancelled():
+            task.exception()  # those who wait for it have it; there may be nobody left
+
+    async def replace(self, index: int) -> None:
+        """Put a new host in the place of a dead one."""
+        await self._kind.prepare(self, self.hosts)
+        group = self.groups[index]
+        with Descriptors() as descriptors:
+            (shipment,) = self._pack({index: group}, descriptors, replaces=True)
+            try:
+                for env, found in zip(group, await self._start_host(index, shipment), strict=True):
+                    check_unchanged(env, self.metadata[env], found)
+                host: WorkerHost = self.hosts[index]
+                await host.attach(self.families, self.arrays, None)
+                if self.policy is not None:
+                    await self.policy.settle(host)
+                if host.ended.done():
+                    raise host.start_error("ended as soon as its envs were built")
+            except BaseException:
+                await asyncio.shield(self._kind.end([self.hosts[index]], polite=False))
+                raise
+        self.replaced[index] += 1
+        self.states.repair(group)
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    def begin_close(self) -> None:
         """Say that `close` comes next.
 
         Raises:
             ConcurrencyError: If envs are at work in a thread that cannot be told to end that; nothing has changed then.
         """
+        self._kind.begin_close(self.states.close)
 
-    @abstractmethod
     async def close(self) -> None:
         """Close all envs and give everything back. Always succeeds, also twice."""
+        self.begin_close()
+        if not self._traits.is_bound:
+            await self._kind.end(list(self.hosts.values()), polite=True)
+            self._drop_memory()
+        elif asyncio.get_running_loop() is not self._loop or os.getpid() != self._owner:
+            self.discard()
+        else:
+            self._shut()
+            await self._end(polite=True)
 
-    @abstractmethod
+    def _shut(self) -> None:
+        """Let nobody in any more, and nobody wait."""
+        self.states.close()
+        self._wake()
+        for task in self._replacing.values():
+            task.cancel()
+
+    async def _end(self, *, polite: bool) -> None:
+        """End all there is; cancelling it makes it quicker, but it ends all the same."""
+        ending = asyncio.ensure_future(self._end_everything(polite=polite))
+        await outlast(ending, lambda: self._kind.hurry(list(self.hosts.values())))
+        ending.result()
+
+    async def _end_everything(self, *, polite: bool) -> None:
+        if self._replacing:
+            await asyncio.wait(list(self._replacing.values()))
+        await self._kind.end(list(self.hosts.values()), polite=polite)
+        self.hosts.clear()
+        self._drop_memory()
+        await self._kind.give_back()
+
+    def _drop_memory(self) -> None:
+        """Let go of the buffer, which belongs to the results that look into it from now on."""
+        self.arrays, self.buffers = (), ()
+
     def discard(self) -> None:
         """Give everything back at once, without waiting and from any thread; for pools that were forgotten."""
+        if not self._traits.is_bound:
+            self.states.close()
+            self._kind.let_go(list(self.hosts.values()), self._loop)
+            self._drop_memory()
+            return
+        if os.getpid() != self._owner:
+            return  # a fork of the parent: the hosts, and what the loop watches, are not ours
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        if loop.is_running():
+            loop.call_soon_threadsafe(self._abandon_all, loop)
+        else:
+            self._abandon_all(loop)
+
+    def _abandon_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop.is_closed():
+            self.states.close()
+        else:
+            self._shut()
+        hosts = list(self.hosts.values())
+        self.hosts.clear()
+        self._kind.let_go(hosts, loop)
+        self._drop_memory()
+        self._kind.give_up()
+
+
+async def all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all at once and return their results; the first that fails ends the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def _late_copy(lease: Lease | None) -> WorkerTimeoutError:
@@ -449,17 +847,4 @@ def _late_copy(lease: Lease | None) -> WorkerTimeoutError:
         f"{lease.deadline}; what it needs stays as it is until then, so the next request may wait for it as well",
         env_index=envs,
         pid=None,
-    )
-
-
-def closed_meanwhile(envs: Collection[int]) -> ClosedError:
-    """Return the error of a request whose envs were closed before they were ready."""
-    return ClosedError(f"{describe_envs(tuple(envs))} were closed while a request waited for them")
-
-
-def wrong_loop(command: str) -> AioEnvsError:
-    """Return the error of a request in an event loop other than that of its envs, or in a fork."""
-    return AioEnvsError(
-        f"{command}: these envs belong to the event loop and process that started them, and this is another one; make "
-        "envs of its own for each, or close these there first"
     )

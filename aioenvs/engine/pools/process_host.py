@@ -17,30 +17,35 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
+from aioenvs.engine.config import BatchConfig
+from aioenvs.engine.layout import Family
+from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.pools import launcher as child
-from aioenvs.engine.pools.channel import Channel
-from aioenvs.engine.protocol import Opcode
+from aioenvs.engine.pools.completion_pipe import CompletionPipe, close_in_fork
+from aioenvs.engine.pools.factories import Shipment, pickle_factories
+from aioenvs.engine.pools.host import Exit, HostTraits, Owner, WorkerHost, end_all
+from aioenvs.engine.preload import modules_to_preload
+from aioenvs.engine.protocol import HEADER, MAGIC, Decoder, Frame, Opcode, encode
+from aioenvs.engine.worker import descriptors as passing
 from aioenvs.engine.worker.commands import Inherited
-from aioenvs.errors import AioEnvsError, describe_exit
+from aioenvs.errors import AioEnvsError, ProtocolError
 
 __all__ = [
-    "Exit",
     "Launcher",
-    "Process",
-    "WorkerHandle",
-    "WorkerProcess",
-    "end_all",
+    "ProcessHost",
+    "Processes",
     "shared_launcher",
     "stop_launchers",
 ]
 
 
+CHUNK = 1 << 18
 STACKING = "LAZY_LEGACY_OP"
 LAUNCHER_PATIENCE = 3.0  # seconds that a launcher gets to end its workers and itself
 FOREIGN_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MPI_", "I_MPI_", "MV2_", "HYDRA_", "SLURM_")
@@ -51,27 +56,8 @@ SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 _launchers: dict[tuple[str, ...], Launcher] = {}
 _live: set[Launcher] = set()
-_watched: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+_watched: weakref.WeakSet[ProcessHost] = weakref.WeakSet()
 _lock = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How a worker ended.
-
-    Attributes:
-        returncode: As in `subprocess`; None if unknown.
-        stderr: The tail of what it wrote to stderr.
-        cause: What else is known of it, in words, where there is no code.
-    """
-
-    returncode: int | None
-    stderr: str = ""
-    cause: str = ""
-
-    def __str__(self) -> str:
-        words = self.cause or describe_exit(self.returncode)
-        return f"{words}; the end of its stderr:\n{self.stderr.rstrip()}" if self.stderr.strip() else words
 
 
 def child_environ() -> dict[str, str]:
@@ -161,8 +147,12 @@ class Launcher:
         poll.register(self._control, select.POLLIN)
         return not poll.poll(0)  # it says nothing, so there is nothing to read but the end
 
-    def launch(self, method: str, block: int, sock: socket.socket) -> tuple[int, int]:
-        """Have a worker started on these descriptors.
+    def launch(self, method: str, shared: tuple[int, int, int]) -> tuple[int, int]:
+        """Have a worker started.
+
+        Args:
+            method: How.
+            shared: The descriptors of its socket, of the block, and of the completion pipe's writing end.
 
         Returns:
             The worker's id here, and the reading end of its status pipe.
@@ -173,7 +163,7 @@ class Launcher:
         execute = None
         if method == "spawn":
             code = "from aioenvs.engine.pools.launcher import run_worker; "
-            code += "sys.exit(run_worker(int(sys.argv[1]), int(sys.argv[2])))"
+            code += "sys.exit(run_worker(*map(int, sys.argv[1:4])))"
             execute = interpreter(code)
         environ = child_environ()
         order = child.Order(
@@ -191,7 +181,7 @@ class Launcher:
             stack.callback(os.close, status_end)
             try:
                 streams = [_duplicate(fd, stack) for fd in (1, 2)]
-                self._send(child.LAUNCH, worker_id, pickle.dumps(order), [sock.fileno(), block, status_end, *streams])
+                self._send(child.LAUNCH, worker_id, pickle.dumps(order), [*shared, status_end, *streams])
             except BaseException:
                 os.close(status)
                 raise
@@ -268,34 +258,141 @@ class Launcher:
                 os.waitpid(self.pid, 0)
 
 
-class WorkerProcess:
-    """One worker process: its end of the pipe, its pid, and a future that says how it ended."""
+class ProcessHost(WorkerHost):
+    """A host that is a process on this machine: commands and bodies over a socket, word of its end over a pipe.
 
-    def __init__(self, launcher: Launcher, method: str, block: int) -> None:
-        """Order the process; it is starting when this returns.
+    Args:
+        index: As for `Host`.
+        envs: Likewise.
+        owner: Likewise.
+        generation: Likewise.
+        kind: What all hosts of the pool share.
+    """
 
-        Raises:
-            OSError: If it cannot be ordered.
-        """
-        self._loop = asyncio.get_running_loop()
-        self._launcher = launcher
-        self.pid: int | None = None
-        self.abandoned = False
-        self.exited: asyncio.Future[Exit] = self._loop.create_future()
-        self.sock, theirs = socket.socketpair()
-        _ends.add(self.sock)
+    def __init__(self, index: int, envs: tuple[int, ...], owner: Owner, generation: int, kind: Processes) -> None:
+        super().__init__(index, envs, owner, generation, kind.config.timeouts.start)
+        self._kind = kind
+        self._sock: socket.socket | None = None
+        self._decoder = Decoder()
+        self._backlog: deque[memoryview] = deque()
+        self._id = 0
+        self._status = -1
+
+    async def spawn(self, descriptors: Sequence[int]) -> None:
+        kind = self._kind
+        assert kind.launcher is not None
+        assert kind.block is not None
+        assert kind.pipe is not None
+        self._sock, theirs = socket.socketpair()
+        _ends.add(self._sock)
         with theirs:
+            shared = theirs.fileno(), kind.block.fd, kind.pipe.writing
             try:
-                self._id, self._status = launcher.launch(method, block, theirs)
+                self._id, self._status = kind.launcher.launch(kind.config.start_method, shared)
             except BaseException:
-                self.sock.close()
+                self._lose(None)
+                self._finish(Exit(None, cause="could not be started"))
                 raise
+        self._launcher = kind.launcher
         _watched.add(self)
         self._loop.add_reader(self._status, self._on_status)
+        passing.send(self._sock, descriptors, None if kind.inherits else passing.tracker())
+        self._sock.setblocking(False)
+        self._loop.add_reader(self._sock, self._on_readable)
+
+    def attachment(self, families: Sequence[Family]) -> bytes:
+        places = [(family.envs, family.layout) for family in families]
+        return pickle.dumps((families[-1].layout.end, places))
+
+    # -- requests ---------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        return self._sock is not None and not self.lost.done()
+
+    def transmit(self, opcode: Opcode, sequence: int, positions: Sequence[int], enclosed: Any) -> None:
+        if enclosed:
+            self._write(encode(Frame(opcode, sequence, self.generation, positions, enclosed)))
+        else:  # all that changes from one whole batch to the next is the number
+            head = HEADER.pack(MAGIC, opcode, len(positions), self.generation, 0, sequence, 0)
+            self._write(head + array("H", positions).tobytes() if positions else head)
+
+    def cancel(self, sequence: int) -> None:
+        self._write(encode(Frame(Opcode.CANCEL, sequence, self.generation)))
+
+    def _write(self, data: bytes) -> None:
+        sock = self._sock
+        if sock is None or self.lost.done():
+            return
+        if self._backlog:
+            self._backlog.append(memoryview(data))
+            return
+        try:
+            sent = sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # it is gone, as reading will say: perhaps there is something left to be read
+            return
+        if sent < len(data) and not self._loop.is_closed():
+            self._backlog.append(memoryview(data)[sent:])
+            self._loop.add_writer(sock, self._on_writable)
+
+    def _on_writable(self) -> None:
+        assert self._sock is not None
+        try:
+            while self._backlog:
+                data = self._backlog[0]
+                sent = self._sock.send(data)
+                if sent < len(data):
+                    self._backlog[0] = data[sent:]
+                else:
+                    self._backlog.popleft()
+        except BlockingIOError:
+            return
+        except OSError:  # as above
+            self._backlog.clear()
+        self._loop.remove_writer(self._sock)
+
+    def _on_readable(self) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(CHUNK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(error)
+            return
+        try:
+            if data:
+                for frame in self._decoder.feed(data):
+                    self.receive(frame)
+                return
+            self._decoder.finish()
+        except ProtocolError as error:
+            self._lose(error)
+        else:
+            self._lose(None)
+
+    def _lose(self, cause: Exception | None) -> None:
+        """Have no socket any more."""
+        sock = self._sock
+        if sock is not None and sock.fileno() >= 0:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(sock)
+                self._loop.remove_writer(sock)
+            sock.close()
+        self._backlog.clear()
+        if not self.lost.done() and not self._loop.is_closed():
+            self.lost.set_result(cause)
+
+    def disconnect(self) -> None:
+        self._lose(None)
+
+    # -- the process ------------------------------------------------------------------------------------
 
     def signal(self, number: int) -> None:
         """Signal the worker and whatever it started."""
-        if not self.exited.done():
+        if self._status >= 0:
             self._launcher.signal(self._id, number)
 
     def kill(self) -> None:
@@ -307,7 +404,6 @@ class WorkerProcess:
         """Give up the descriptors without waiting; the worker ends by itself, or by its launcher."""
         self.abandoned = True
         self._finish(Exit(None))
-        self.sock.close()
 
     def disown(self) -> None:
         """In a fork of the parent: the loop, and what it watches, are the parent's."""
@@ -321,25 +417,124 @@ class WorkerProcess:
             (number,) = child.PID.unpack_from(data)
             data = data[child.PID.size :]
             if number < 0:
-                self._finish(Exit(None, f"no process could be made: {os.strerror(-number)}"))
+                self._finish(Exit(None, cause=f"no process could be made: {os.strerror(-number)}"))
                 return
             self.pid = number
             if not data:
                 return
         if len(data) < child.EXIT.size:
-            self._finish(Exit(None, "the launcher that watched it is gone"))
+            self._finish(Exit(None, cause="the launcher that watched it is gone"))
             return
         (returncode,) = child.EXIT.unpack_from(data)
         self._finish(Exit(returncode, data[child.EXIT.size :].decode(errors="replace")))
 
     def _finish(self, how: Exit) -> None:
-        if self._status < 0:
-            return
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._status)
+        if self._status >= 0:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._status)
+            os.close(self._status)
+            self._status = -1
+        if not self.exited.done() and not self._loop.is_closed():
             self.exited.set_result(how)
-        os.close(self._status)
-        self._status = -1
+
+
+class Processes:
+    """The kind of hosts that are processes on this machine, around a block that all of them map.
+
+    Args:
+        config: What was asked for.
+
+    Attributes:
+        block: The block.
+        pipe: Where they say that they are done.
+        launcher: Starts them.
+        inherits: Whether they have the factories already.
+    """
+
+    traits = HostTraits(ships=True, can_die=True, bulk=True)
+
+    def __init__(self, config: BatchConfig) -> None:
+        self.config = config
+        self.inherits = config.start_method == "fork"
+        self.block: SharedBlock | None = None
+        self.pipe: CompletionPipe | None = None
+        self.launcher: Launcher | None = None
+
+    def pack(self, groups: Mapping[int, tuple[int, ...]], descriptors: Any, *, replaces: bool) -> list[Shipment]:
+        return pickle_factories(
+            self.config, groups, inherited=self.inherits, descriptors=descriptors, replaces=replaces
+        )
+
+    async def prepare(self, owner: Any, hosts: Mapping[int, WorkerHost]) -> None:
+        self._refuse_threads()
+        if self.block is None:
+            self.block = SharedBlock.create(on_disk=self.config.on_disk)
+        if self.pipe is None:
+            self.pipe = CompletionPipe(hosts, owner)
+        if self.launcher is None or not self.launcher.alive:
+            self.launcher = self._make_launcher()
+
+    def _refuse_threads(self) -> None:
+        count = self.config.num_sub_threads
+        if self.inherits and count > 1 and "torch" in sys.modules:
+            raise ValueError(
+                f"num_sub_threads={count} does not go with mp_start_method='fork': a fork of a process that has used "
+                "torch inherits OpenMP without its threads, and hangs at the first operation that wants them; use "
+                "num_sub_threads=1, or mp_start_method='forkserver' or 'spawn'"
+            )
+
+    def _make_launcher(self) -> Launcher:
+        if self.inherits:
+            return Launcher.forked(list(zip(self.config.factories, self.config.kwargs, strict=True)))
+        return shared_launcher(modules_to_preload(self.config.factories))
+
+    def make(self, index: int, envs: tuple[int, ...], owner: Owner, generation: int) -> ProcessHost:
+        return ProcessHost(index, envs, owner, generation, self)
+
+    def check(self, hosts: Sequence[WorkerHost]) -> None:
+        """Check nothing: each has a process of its own."""
+
+    def allocate(self, nbytes: int) -> Any:
+        assert self.block is not None
+        return self.block.allocate(nbytes)
+
+    def notice(self) -> None:
+        if self.pipe is not None:
+            self.pipe.drain()
+
+    def begin_close(self, close: Callable[[], None]) -> None:
+        """Close nothing: envs that are at work elsewhere can be ended."""
+
+    async def end(self, hosts: Sequence[WorkerHost], *, polite: bool) -> None:
+        await end_all(hosts, self.config.timeouts.close, polite=polite)
+
+    def hurry(self, hosts: Sequence[WorkerHost]) -> None:
+        for host in hosts:
+            host.signal(signal.SIGKILL)
+
+    def let_go(self, hosts: Sequence[WorkerHost], loop: asyncio.AbstractEventLoop | None) -> None:
+        for host in hosts:
+            host.dismiss()
+
+    async def give_back(self) -> None:
+        self._give_up_shared()
+        launcher, self.launcher = self.launcher, None
+        if launcher is not None and self.inherits:
+            await launcher.close()
+
+    def give_up(self) -> None:
+        self._give_up_shared()
+        launcher, self.launcher = self.launcher, None
+        if launcher is not None and self.inherits:
+            launcher.stop()
+
+    def _give_up_shared(self) -> None:
+        if self.pipe is not None:
+            self.pipe.close()
+            self.pipe = None
+        if self.block is not None:
+            self.block.close()
+            self.block = None
 
 
 def shared_launcher(preload: Sequence[str]) -> Launcher:
@@ -406,8 +601,9 @@ def _forget() -> None:
     for end in list(_ends):
         if end.fileno() >= 0:
             os.close(end.detach())  # close() would wait for a transport of the parent's loop
-    for process in list(_watched):
-        process.disown()
+    for host in list(_watched):
+        host.disown()
+    close_in_fork()
     for launcher in _live:
         launcher.disown()
     _launchers.clear()
@@ -427,131 +623,3 @@ def _exit() -> None:
 
 os.register_at_fork(after_in_child=_forget)
 atexit.register(_exit)
-
-
-LAST_WORDS = 0.05  # seconds between the end of a worker's pipe and the report of its exit, or the other way round
-KILL_PATIENCE = 2.0  # seconds until a killed process has to be gone
-
-
-class Process(Protocol):
-    """A process that runs a worker.
-
-    Attributes:
-        pid: Where it runs; None if it does not yet.
-        exited: Says how it ended.
-        abandoned: Whether it was given up.
-    """
-
-    pid: int | None
-    exited: asyncio.Future[Exit]
-    abandoned: bool
-
-    def signal(self, number: int) -> None:
-        """End it, by a signal where there are any."""
-
-    def kill(self) -> None:
-        """End it where it can no longer be said to have."""
-
-    def abandon(self) -> None:
-        """Give back what is held for it, without waiting."""
-
-
-class WorkerHandle:
-    """One process in the pool, with its pipe.
-
-    Its end shows in two places, and is acted upon once: when both have said so, or a moment after the first. This is
-    done by callbacks rather than a task, which somebody who cancels all tasks would take with him.
-
-    Args:
-        envs: The envs that it hosts.
-        process: The process.
-        channel: Its pipe.
-        on_end: Called once with the worker, how the process ended, and what ended the pipe.
-    """
-
-    def __init__(
-        self,
-        envs: tuple[int, ...],
-        process: Process,
-        channel: Channel,
-        on_end: Callable[[WorkerHandle, Exit, Exception | None], None],
-    ) -> None:
-        self.envs = envs
-        self.process = process
-        self.channel = channel
-        self.last_command = Opcode.START
-        self.closing = False
-        self.killed_for = ""  # why it was killed, if it was, in words
-        self._on_end = on_end
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._began = time.monotonic()
-        self._lived: float | None = None
-        self.ended: asyncio.Future[None] = self._loop.create_future()
-        process.exited.add_done_callback(self._sign)
-        channel.lost.add_done_callback(self._sign)
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether one sign of its end was seen; the other, or the decision without it, comes within a moment."""
-        return not self.ended.done() and (self.process.exited.done() or self.channel.lost.done())
-
-    @property
-    def lived(self) -> float:
-        """Seconds from its start to its end, or until now."""
-        return time.monotonic() - self._began if self._lived is None else self._lived
-
-    def _sign(self, _: asyncio.Future[Any]) -> None:
-        if self.process.exited.done() and self.channel.lost.done():
-            self._end()
-        elif self._timer is None:
-            self._timer = self._loop.call_later(LAST_WORDS, self._end)
-
-    def _end(self) -> None:
-        if self.ended.done():
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._lived = self.lived
-        exited, lost = self.process.exited, self.channel.lost
-        how = exited.result() if exited.done() else Exit(None, "its pipe was closed, but it did not exit")
-        self._on_end(self, how, lost.result() if lost.done() else None)
-        self.ended.set_result(None)
-
-
-async def end_all(workers: Sequence[WorkerHandle], budget: float, *, polite: bool) -> None:
-    """End these workers: ask them to close their envs, then terminate, then kill.
-
-    Args:
-        workers: All of them, whatever state they are in.
-        budget: Seconds for asking and terminating together.
-        polite: Whether to ask first, or to kill at once.
-    """
-    ladder: list[tuple[float, Callable[[WorkerHandle], None]]] = [(KILL_PATIENCE, _kill)]
-    if polite:
-        ladder = [(0.8 * budget, _ask_to_close), (0.2 * budget, _terminate), *ladder]
-    for worker in workers:
-        worker.closing = True
-    for patience, act in ladder:
-        alive = [worker for worker in workers if not worker.process.exited.done()]
-        if not alive:
-            return
-        for worker in alive:
-            act(worker)
-        await asyncio.wait([worker.process.exited for worker in alive], timeout=patience)
-
-
-def _ask_to_close(worker: WorkerHandle) -> None:
-    if not worker.channel.connected:
-        _kill(worker)
-        return
-    with contextlib.suppress(Exception):
-        worker.channel.request(Opcode.CLOSE, ())
-
-
-def _terminate(worker: WorkerHandle) -> None:
-    worker.process.signal(signal.SIGTERM)
-
-
-def _kill(worker: WorkerHandle) -> None:
-    worker.process.signal(signal.SIGKILL)

@@ -1,14 +1,15 @@
-"""The restart of workers: how often and after which pause, and what becomes of the steps that were lost."""
+"""The restart of hosts: how often and after which pause, and what becomes of the steps that were lost."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 import numpy as np
@@ -16,17 +17,18 @@ from numpy.typing import NDArray
 
 from aioenvs.engine.adapters.base import ResetArguments
 from aioenvs.engine.adapters.spaces import Objects
+from aioenvs.engine.double_buffer import Fence
+from aioenvs.engine.env_states import EnvStates
 from aioenvs.engine.failure import annotate, passable
-from aioenvs.engine.layout import HALVES, IN_ROOT, LATEST, ROOT, STATUS, WRITE_HALF, Arrays
-from aioenvs.engine.pools.pool import Lease, PendingOutcome, Selection
-from aioenvs.engine.pools.replacing import ReplacingPool
-from aioenvs.engine.pools.worker_pool import WorkerPool
+from aioenvs.engine.layout import HALVES, IN_ROOT, LATEST, ROOT, STATUS, WRITE_HALF, Arrays, Family
+from aioenvs.engine.pools.host import WorkerHost
+from aioenvs.engine.pools.requests import FirstReady, Lease, PendingOutcome, Selection, Timeouts
 from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.waiting import Deadline, done_within
 from aioenvs.engine.worker.env_host import Outcome
-from aioenvs.errors import WorkerDiedError, WorkerError, describe_envs
+from aioenvs.errors import WorkerDiedError, WorkerError, WorkerTimeoutError, describe_envs
 
-__all__ = ["RestartBudget", "Restarting", "RestartingPool", "derived_seed"]
+__all__ = ["RestartBudget", "RestartPolicy", "derived_seed"]
 
 
 SHORT_LIFE = 10.0  # seconds within which a death counts as one at the start
@@ -83,80 +85,107 @@ class Loss(NamedTuple):
     objects: Objects
 
 
-class Restarting(ReplacingPool):
-    """Rebuilds and resets the envs of a worker that died, or that was late and therefore killed.
+class Restarted(Protocol):
+    """What a policy needs of its pool; see there."""
+
+    groups: tuple[tuple[int, ...], ...]
+    hosts: dict[int, Any]
+    states: EnvStates
+    timeouts: Timeouts
+    families: tuple[Family, ...]
+    arrays: tuple[dict[str, Arrays], ...]
+
+    def select(self, indices: Any) -> Selection: ...
+    def host_of(self, env: int) -> int: ...
+    def late_error(self, envs: Collection[int], lease: Lease) -> WorkerTimeoutError: ...
+    def ask(self, lease: Lease, opcode: Opcode, values: Mapping[int, Any] | None) -> PendingOutcome: ...
+    def abandon(self, request: PendingOutcome) -> None: ...
+    def in_use(self, envs: Any) -> list[Fence]: ...
+    async def passed(self, fences: Sequence[Fence], lease: Lease | None = None) -> None: ...
+    async def revive(self, selection: Selection) -> None: ...
+    async def replace(self, index: int) -> None: ...
+    def being_replaced(self) -> Collection[int]: ...
+
+
+class RestartPolicy:
+    """Has the envs of a host that died, or that was late and therefore killed, built anew and reset.
+
+    Its pool asks what to do when a host has died, when a request is late, and when a host was replaced.
 
     An env that was lost says so once: its next step, or the one on which it died, comes back in the outcome's `lost`
     without having been taken. A reset is repeated with its arguments. A call beyond the commands raises, since only its
     caller knows whether it may be repeated.
 
     Args:
-        *args: As for the class of pool that this one is mixed into.
-        max_restarts: How often each worker may be restarted.
-        **options: Likewise.
+        pool: Whose hosts.
+        max_restarts: How often each may be restarted.
     """
 
-    restarts = True
-
-    def __init__(self, *args: Any, max_restarts: int, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.budgets = [RestartBudget(max_restarts) for _ in self.groups]
+    def __init__(self, pool: Restarted, max_restarts: int) -> None:
+        self._pool = pool
+        self.budgets = [RestartBudget(max_restarts) for _ in pool.groups]
         self._lost: dict[int, Loss] = {}
-        self._settled = Counter[int]()  # how often the envs of each worker were reset after its death
+        self._settled = Counter[int]()  # how often the envs of each host were reset after its death
         self._seeds: dict[int, int] = {}  # the last seed that each env was given
         self._unused: dict[int, int] = {}  # those of the seeds for which there was no reset yet
-        self._asked_for = Counter[int]()  # workers that resets want back, whatever was spent on them
+        self._asked_for = Counter[int]()  # hosts that resets want back, whatever was spent on them
+        self._recovering: set[asyncio.Task[None]] = set()  # tasks that no one else keeps
 
     # -- requests ---------------------------------------------------------------------------------------
 
-    async def hold(
-        self, selection: Selection, command: str, *, replacing: bool = False, timeout: float | Deadline | None = None
-    ) -> Lease:
-        wanted = Counter(index for index, _, _ in selection.parts) if replacing else Counter[int]()
+    @contextlib.contextmanager
+    def wanted(self, selection: Selection) -> Iterator[None]:
+        """A context in which hosts are replaced whatever was spent on them."""
+        wanted = Counter(index for index, _, _ in selection.parts)
         self._asked_for += wanted
         try:
-            return await super().hold(selection, command, replacing=replacing, timeout=timeout)
+            yield
         finally:
             self._asked_for -= wanted
 
-    async def seed(self, lease: Lease, seeds: Mapping[int, int]) -> Outcome:
+    def seed(self, seeds: Mapping[int, int]) -> None:
+        """Keep seeds, for hosts that come later."""
         self._seeds.update(seeds)
-        self._unused.update(seeds)  # from where a new worker gets them, too
-        return await super().seed(lease, seeds)
+        self._unused.update(seeds)  # from where a new host gets them, too
 
     async def reset(self, lease: Lease, arguments: Mapping[int, ResetArguments]) -> Outcome:
+        """Reset envs, again if they are lost meanwhile."""
         envs = lease.selection.envs
         for env, own in arguments.items():
             if isinstance(seed := own.kwargs.get("seed"), int | np.integer):
                 self._seeds[env] = int(seed)
-        outcome = await super().reset(lease, arguments)
+        outcome = await self._pool.ask(lease, Opcode.RESET, arguments)
         await self._replacements(envs)
-        while again := self._take_lost(envs):
-            lease = lease.renewed()._replace(selection=self.select(sorted(again)))
-            more = await super().reset(lease, arguments)
+        while again := self.take_lost(envs):
+            lease = lease.renewed()._replace(selection=self._pool.select(sorted(again)))
+            more = await self._pool.ask(lease, Opcode.RESET, arguments)
             await self._replacements(envs)
             outcome.failures |= more.failures
             outcome.objects |= more.objects
-        self._use_seeds(envs)
+        self.use_seeds(envs)
         return outcome
 
-    def _ask(self, lease: Lease, opcode: Opcode, enclosed: Mapping[int, Any]) -> PendingOutcome:
-        envs = lease.selection.envs
-        if opcode is Opcode.RESET:  # which needs to be told of nothing that was before
-            self._take_lost(envs)
-        if opcode not in STEPS:
-            return super()._ask(lease, opcode, enclosed)
+    def present(self, envs: frozenset[int]) -> frozenset[int]:
+        """Return those of these envs that are to step, and were not lost before."""
         present = envs - self._lost.keys()
-        self._use_seeds(present)
-        if len(present) < len(envs):
-            lease = lease._replace(selection=self.select(sorted(present)))
-        return self._with_lost(super()._ask(lease, opcode, enclosed), envs)
+        self.use_seeds(present)
+        return present
 
-    async def _with_lost(self, steps: PendingOutcome, envs: Collection[int]) -> Outcome:
+    async def outcome(self, request: PendingOutcome) -> Outcome:
+        """Wait for a request, and for hosts that are restarted because of it."""
+        try:
+            outcome = await self._answers(request)
+        finally:
+            if not request.settled:
+                self._pool.abandon(request)
+        if request.opcode not in STEPS:
+            return outcome
+        await self._replacements(request.envs)
+        return self.told(outcome, request.envs)
+
+    def told(self, outcome: Outcome, envs: Collection[int]) -> Outcome:
         """Return the outcome of a step with those of its envs that were lost before or with it."""
-        outcome = await steps
-        await self._replacements(envs)
-        if lost := self._take_lost(envs):
+        if lost := self.take_lost(envs):
             outcome.lost = frozenset(lost)
             outcome.objects |= {env: {ROOT: loss.objects} for env, loss in lost.items() if loss.objects}
             if outcome.failures:
@@ -164,12 +193,68 @@ class Restarting(ReplacingPool):
                 outcome.failures = {env: annotate(passable(each), what) for env, each in outcome.failures.items()}
         return outcome
 
-    async def _replacements(self, envs: Collection[int]) -> None:
-        """Wait for workers that others replace meanwhile, whose envs write to rows that are about to be read."""
-        if self._replacing:
-            await self._revive(self.select(sorted(env for env in envs if self.host_of(env) in self._replacing)))
+    async def _answers(self, request: PendingOutcome) -> Outcome:
+        """Return what those said that lived; the others are restarted when this returns."""
+        lease: Lease = request.lease
+        late: Collection[int] = ()
+        if not request.settled:
+            assert request.future is not None
+            await done_within([request.future], None if lease.deadline is None else lease.deadline.left)
+        if not request.settled:
+            assert request.future is not None
+            late = self._pool.states.unanswered(lease.selection.envs)
+            self.kill_late(self._hosts_of(late), request.opcode.name.lower(), lease)
+            await request.future
+        if late and request.opcode is Opcode.CALL:
+            raise self._pool.late_error(late, lease)
+        for error in request.errors:
+            if request.opcode is Opcode.CALL or not isinstance(error, WorkerDiedError):
+                raise error
+        if request.errors:
+            await self._pool.revive(lease.selection)
+        request.errors.clear()
+        return request.result()
 
-    def _take_lost(self, envs: Collection[int]) -> dict[int, Loss]:
+    def first_ready_late(self, steps: FirstReady) -> None:
+        """Kill hosts that have not answered in time, which are restarted then."""
+        self.kill_late(self._hosts_of(steps.left), "step_and_maybe_reset", steps.lease)
+
+    def recover(self, steps: FirstReady, envs: Collection[int], error: BaseException | None) -> None:
+        """Deliver envs that were lost, once they are there again.
+
+        Args:
+            steps: What they were to do.
+            envs: Which.
+            error: Why they were lost just now; None if they were before.
+        """
+        task = asyncio.ensure_future(self._recover(steps, envs, error))
+        self._recovering.add(task)
+        task.add_done_callback(self._recovering.discard)
+
+    async def _recover(self, steps: FirstReady, envs: Collection[int], error: BaseException | None) -> None:
+        try:
+            if error is not None and not isinstance(error, WorkerDiedError):
+                raise error
+            if error is not None:
+                await self._pool.revive(self._pool.select(sorted(envs)))
+            await self._replacements(envs)
+        except BaseException as caught:
+            steps.deliver(envs, caught)
+            if not isinstance(caught, Exception):
+                raise
+            return
+        steps.deliver(envs, self.told(Outcome(), envs))
+
+    def _hosts_of(self, envs: Collection[int]) -> list[int]:
+        return sorted({self._pool.host_of(env) for env in envs})
+
+    async def _replacements(self, envs: Collection[int]) -> None:
+        """Wait for hosts that others replace meanwhile, whose envs write to rows that are about to be read."""
+        if replaced := self._pool.being_replaced():
+            chosen = sorted(env for env in envs if self._pool.host_of(env) in replaced)
+            await self._pool.revive(self._pool.select(chosen))
+
+    def take_lost(self, envs: Collection[int]) -> dict[int, Loss]:
         """Return those of these envs that were lost, of which their caller hears now."""
         if not self._lost:
             return {}
@@ -181,59 +266,33 @@ class Restarting(ReplacingPool):
             where[...] = IN_ROOT + 2 * half
         return lost
 
-    def _use_seeds(self, envs: Collection[int]) -> None:
+    def use_seeds(self, envs: Collection[int]) -> None:
         """These envs do something with the seeds that they were given."""
         if self._unused:
             for env in self._unused.keys() & envs:
                 del self._unused[env]
 
-    # -- what comes back, or does not -------------------------------------------------------------------
+    # -- what does not come back ------------------------------------------------------------------------
 
-    async def _replies(self, asked: Sequence[asyncio.Future[Any]], lease: Lease, opcode: Opcode) -> list[Any]:
-        """The replies of those that lived; the others are restarted when this returns."""
-        if not asked:
-            return []
-        try:
-            await done_within(asked, None if lease.deadline is None else lease.deadline.left)
-        except asyncio.CancelledError:
-            for reply in asked:
-                reply.cancel()
-            raise
-        late = [part for part, reply in zip(lease.selection.parts, asked, strict=True) if not reply.done()]
-        self._kill_late([index for index, _, _ in late], opcode.name.lower(), lease)
-        replies = await asyncio.gather(*asked, return_exceptions=True)
-        if late and opcode is Opcode.CALL:
-            raise self._late(frozenset().union(*(envs for _, _, envs in late)), lease)
-        errors = [reply for reply in replies if isinstance(reply, BaseException)]
-        for error in errors:
-            if opcode is Opcode.CALL or not isinstance(error, WorkerDiedError):
-                raise error
-        if errors:
-            await self._revive(lease.selection)
-        return [reply for reply in replies if not isinstance(reply, BaseException)]
-
-    def _overdue(self, lease: Lease) -> None:
-        late = self._unanswered(lease.selection.envs)
-        self._kill_late(sorted({self.host_of(env) for env in late}), "an earlier command", lease)
-
-    def _kill_late(self, indices: Collection[int], command: str, lease: Lease) -> None:
-        """Kill these workers, which did not answer in time."""
+    def kill_late(self, indices: Collection[int], command: str, lease: Lease) -> None:
+        """Kill these hosts, which did not answer in time."""
         for index in indices:
-            worker = self._workers[index]
-            if not worker.killed_for:
-                worker.killed_for = f"was killed, since it did not answer {command} within {lease.deadline}"
-                who = f"{describe_envs(worker.envs)} (pid {worker.process.pid})"
-                logger.warning("the worker of %s %s", who, worker.killed_for)
-                worker.process.signal(signal.SIGKILL)
+            host: WorkerHost = self._pool.hosts[index]
+            if not host.killed_for:
+                host.killed_for = f"was killed, since it did not answer {command} within {lease.deadline}"
+                who = f"{describe_envs(host.envs)} (pid {host.pid})"
+                logger.warning("the worker of %s %s", who, host.killed_for)
+                host.signal(signal.SIGKILL)
 
-    def _fate(self, late: Sequence[int]) -> str:
-        return "the worker was killed, and the envs that it hosted begin anew with the next request"
+    def overdue(self, envs: Collection[int], lease: Lease) -> None:
+        """Kill hosts that owe an answer to an earlier caller, for which this one waits no longer."""
+        self.kill_late(self._hosts_of(envs), "an earlier command", lease)
 
     # -- restarts ---------------------------------------------------------------------------------------
 
-    async def _bring_back(self, index: int) -> None:
-        """Replace a worker, as often as it takes and its budget allows, and reset its envs."""
-        envs = self.groups[index]
+    async def bring_back(self, index: int) -> None:
+        """Replace a host, as often as it takes and its budget allows, and reset its envs."""
+        envs = self._pool.groups[index]
         before = [(row, row.copy()) for env in envs for row in self._roots(env)]
         try:
             await self._retry(index)
@@ -242,11 +301,12 @@ class Restarting(ReplacingPool):
                 row[...] = value
 
     async def _retry(self, index: int) -> None:
-        budget, error = self.budgets[index], self.states.error(self.groups[index][0])
+        pool = self._pool
+        budget, error = self.budgets[index], pool.states.error(pool.groups[index][0])
         while True:
-            delay = budget.next_delay(self._workers[index].lived)
+            delay = budget.next_delay(pool.hosts[index].lived)
             if delay is None and self._asked_for[index]:
-                return await self._replace(index)
+                return await pool.replace(index)
             if delay is None:
                 error.add_note(
                     f"it was restarted {budget.used} times before (max_restarts={budget.most}); a reset starts it anew"
@@ -255,34 +315,32 @@ class Restarting(ReplacingPool):
             logger.warning("%s; restart %d of at most %d", str(error), budget.used, budget.most)
             await asyncio.sleep(delay)
             try:
-                return await self._replace(index)
+                return await pool.replace(index)
             except WorkerError as failure:
                 error = failure
 
-    async def _settle(self, index: int) -> None:
-        """Reset the envs of a new worker; they have lost what they were doing."""
-        envs = self.groups[index]
-        limit = self.timeouts.start
+    async def settle(self, host: WorkerHost) -> None:
+        """Reset the envs of a new host; they have lost what they were doing."""
+        envs, limit = host.envs, self._pool.timeouts.start
         deadline = None if limit is None else Deadline.after(limit, "start_timeout")
-        await self.passed(self.in_use(frozenset(envs)), Lease(self.select(envs), "restart", deadline))
-        self._settled[index] += 1
-        seeds = {env: derived_seed(self._seeds[env], self._settled[index]) for env in envs if env in self._seeds}
+        lease = Lease(self._pool.select(envs), "restart", deadline)
+        await self._pool.passed(self._pool.in_use(frozenset(envs)), lease)
+        self._settled[host.index] += 1
+        seeds = {env: derived_seed(self._seeds[env], self._settled[host.index]) for env in envs if env in self._seeds}
         unused = {env: self._unused[env] for env in envs if env in self._unused}
         arguments = cloudpickle.dumps({env: ResetArguments({"seed": seed}) for env, seed in seeds.items()})
-        worker = self._workers[index]
-        worker.last_command, channel = Opcode.RESET, worker.channel
         try:
-            async with asyncio.timeout(self.timeouts.start) as clock:
-                outcome = self._merge([await channel.request(Opcode.RESET, (), (), arguments)])
+            async with asyncio.timeout(limit) as clock:
+                outcome: Outcome = await host.ask(Opcode.RESET, body=arguments)
                 outcome.raise_failure()
                 if unused:
                     positions = tuple(envs.index(env) for env in unused)
-                    body = self._enclose(unused, unused)
-                    self._merge([await channel.request(Opcode.SEED, (), positions, body)]).raise_failure()
+                    seeded: Outcome = await host.ask(Opcode.SEED, positions, host.enclose(unused, unused))
+                    seeded.raise_failure()
         except TimeoutError:
             if not clock.expired():  # an env's own
                 raise
-            raise self._start_error(index, f"did not reset its envs within {self.timeouts.start} s") from None
+            raise host.start_error(f"did not reset its envs within {limit} s") from None
         for env in envs:
             rows = [row.copy() for row in self._next_root(env)[1]]
             self._lost[env] = Loss(rows, outcome.objects.get(env, {}).get(ROOT, {}))
@@ -305,9 +363,5 @@ class Restarting(ReplacingPool):
 
     def _place(self, env: int) -> list[tuple[Mapping[str, Arrays], int]]:
         """The arrays in which an env has its rows, and which ones; nothing without a block."""
-        pairs = zip(self.families, self.arrays, strict=False)
+        pairs = zip(self._pool.families, self._pool.arrays, strict=False)
         return [(arrays, family.envs.index(env)) for family, arrays in pairs if env in family.envs]
-
-
-class RestartingPool(Restarting, WorkerPool):
-    """The pool of worker processes that does so."""

@@ -1,4 +1,4 @@
-"""The pool of threads: envs live in this process, and the event loop goes on while they wait."""
+"""Hosts that are threads: envs live in this process, and the event loop goes on while they wait."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from aioenvs.engine.adapters.base import PLAIN_RULES, GymRules, Handling
+from aioenvs.engine.adapters.base import Handling
 from aioenvs.engine.adapters.building import refuse_shared
 from aioenvs.engine.adapters.copying import arguments, received
+from aioenvs.engine.config import BatchConfig
 from aioenvs.engine.failure import factory_error, passable
-from aioenvs.engine.layout import EnvMetadata, Layout
+from aioenvs.engine.layout import EnvMetadata, Family
 from aioenvs.engine.memory import own_memory
-from aioenvs.engine.pools.answering import AnsweringPool, all_or_none
-from aioenvs.engine.pools.pool import Selection, Timeouts
+from aioenvs.engine.pools.factories import Shipment
+from aioenvs.engine.pools.host import Control, Host, HostTraits, Owner
+from aioenvs.engine.pools.requests import Share
 from aioenvs.engine.portal import run_to_end
-from aioenvs.engine.protocol import Opcode
+from aioenvs.engine.protocol import Opcode, next_sequence
 from aioenvs.engine.worker.concurrent import Batch, ConcurrentHost
 from aioenvs.engine.worker.env_host import EnvHost, Outcome
 from aioenvs.engine.worker.plain_thread import PlainThread
 from aioenvs.engine.worker.random_streams import Generators, leave_alone
-from aioenvs.errors import AioEnvsError, ClosedError, WorkerStartError, describe_envs
+from aioenvs.errors import ClosedError, WorkerStartError, describe_envs
 
-__all__ = ["ThreadPool"]
+__all__ = ["Mailbox", "ThreadHost", "ThreadJob", "Threads"]
 
 logger = logging.getLogger("aioenvs")
 
@@ -39,31 +41,24 @@ class ThreadJob(NamedTuple):
 
     Attributes:
         action: What.
-        envs: Those of which it is an answer that it was done.
-        done: Gets what came of it, unless nobody waits for that any more.
+        sequence: The number of the request that is answered thereby.
     """
 
     action: Callable[[], Any]
-    envs: Collection[int]
-    done: asyncio.Future[Any]
+    sequence: int
 
 
 class Mailbox:
-    """Results of threads on their way to the event loop, which is woken once for all that come at a time.
+    """Results of threads on their way to the event loop, which is woken once for all that come at a time."""
 
-    Args:
-        deliver: Called in the loop with each errand and its result or exception.
-    """
-
-    def __init__(self, deliver: Callable[[ThreadJob, Any, BaseException | None], None]) -> None:
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._deliver = deliver
-        self._letters: deque[tuple[ThreadJob, Any, BaseException | None]] = deque()
+        self._letters: deque[Callable[[], None]] = deque()
         self._woken = False
 
-    def put(self, errand: ThreadJob, result: Any, error: BaseException | None) -> None:
-        """Send a letter, from any thread."""
-        self._letters.append((errand, result, error))
+    def put(self, letter: Callable[[], None]) -> None:
+        """Have something called in the loop, from any thread."""
+        self._letters.append(letter)
         # Whoever finds it woken comes before `_empty` sets this back, and so before it looks for letters.
         if not self._woken:
             self._woken = True
@@ -73,84 +68,105 @@ class Mailbox:
     def _empty(self) -> None:
         self._woken = False
         while self._letters:
-            self._deliver(*self._letters.popleft())
+            self._letters.popleft()()
 
 
-class HostThread:
+class ThreadHost(Host):
     """A thread with some envs; except for `_live` and what that calls, all of it belongs to the event loop.
 
-    Where some of them have coroutines and others do not, the loop of the former has another thread, and takes errands.
+    Where some of them have coroutines and others do not, the loop of the former has another thread, and takes jobs.
 
     Args:
-        envs: Their indices.
-        factories: What makes an env, of the whole pool.
-        kwargs: Keyword arguments for each factory.
+        index: As for `Host`.
+        envs: Likewise.
+        owner: Likewise.
+        generation: Likewise.
+        config: What was asked for.
         mailbox: Where answers go.
-        max_concurrency: How many may be inside a reset or step at once, if they have coroutines; None for all.
-        rules: What is agreed about envs with Gymnasium's signatures.
+
+    Attributes:
+        ended: Done when the thread is about to end.
     """
 
     def __init__(
-        self,
-        envs: tuple[int, ...],
-        factories: Sequence[Any],
-        kwargs: Sequence[Mapping[str, Any]],
-        mailbox: Mailbox,
-        max_concurrency: int | None = None,
-        rules: GymRules = PLAIN_RULES,
+        self, index: int, envs: tuple[int, ...], owner: Owner, generation: int, config: BatchConfig, mailbox: Mailbox
     ) -> None:
-        self.envs = envs
-        self.building = envs[0]
-        self.last_command = Opcode.START
-        self._factories = factories
-        self._kwargs = kwargs
+        super().__init__(index, envs, owner, generation)
+        self._building = envs[0]
+        self._config = config
         self._mailbox = mailbox
-        self._host = EnvHost((), Handling(generators=Generators.LEFT, rules=rules))
-        self._loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[None] = self._loop.create_future()
-        self._pending: set[asyncio.Future[Any]] = set()
-        self._errands: queue.SimpleQueue[ThreadJob | None] = queue.SimpleQueue()
+        self._host = EnvHost((), Handling(generators=Generators.LEFT, rules=config.rules))
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._jobs: queue.SimpleQueue[ThreadJob | None] = queue.SimpleQueue()
         self._leaving = False
-        self._max_concurrency = max_concurrency
         self._concurrent: ConcurrentHost | None = None
         self._own_loop: asyncio.AbstractEventLoop | None = None  # that of the envs' coroutines
         self._plain = PlainThread()
         self._left: asyncio.Future[None] | None = None
-        self._batches: dict[asyncio.Future[Any], Batch] = {}
+        self._batches: dict[int, Batch] = {}
         # A daemon, since one whose env hangs must not keep the interpreter from its exit.
         self._thread = threading.Thread(target=self._live, name=f"aioenvs {describe_envs(envs)}", daemon=True)
 
-    def begin(self) -> None:
-        """Start the thread.
+    async def start(self, shipment: Shipment | None) -> list[EnvMetadata]:
+        limit = self._config.timeouts.start
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise WorkerStartError(
+                f"the thread of {describe_envs(self.envs)} could not be started: {error}", env_index=self.envs
+            ) from error
+        try:
+            async with asyncio.timeout(limit) as clock:
+                found: list[EnvMetadata] = await self._ask(self._build)
+        except TimeoutError:
+            if not clock.expired():  # a factory's own
+                raise
+            raise WorkerStartError(
+                f"the thread of {describe_envs(self.envs)} did not build its envs within {limit} s (start_timeout); "
+                f"the factory of env {self._building} has not returned",
+                env_index=self.envs,
+            ) from None
+        return found
 
-        Raises:
-            RuntimeError: If there are too many.
-        """
-        self._thread.start()
+    async def attach(self, families: Sequence[Family], arrays: Any, buffer: Any) -> None:
+        places = [(family.envs, family.layout) for family in families]
+        await self._ask(functools.partial(self._host.attach, places, buffer))
 
-    def ask(self, action: Callable[[], Any], envs: Collection[int] = ()) -> asyncio.Future[Any]:
-        """Have something done in the thread.
+    def enclose(self, values: Mapping[int, Any], envs: Collection[int]) -> Mapping[int, Any]:
+        # A caller who gives up may change what he gave before the thread gets to it.
+        return {env: received(values[env]) for env in envs if env in values}
 
-        Cancelling the future abandons what comes of it, and cancels the coroutines that envs have for it.
-        """
-        done = self._loop.create_future()
-        self._pending.add(done)
-        done.add_done_callback(self._pending.discard)
-        self._order(ThreadJob(action, envs, done))
+    def transmit(self, opcode: Opcode, sequence: int, positions: Sequence[int], enclosed: Any) -> None:
+        self._order(ThreadJob(functools.partial(self._command, opcode, positions, enclosed), sequence))
+
+    def cancel(self, sequence: int) -> None:
         if self._own_loop is not None:
-            done.add_done_callback(self._give_up)
-        return done
+            self._order(ThreadJob(functools.partial(self._cancel, sequence), 0))
 
-    def _give_up(self, done: asyncio.Future[Any]) -> None:
-        if done.cancelled():
-            self._order(ThreadJob(functools.partial(self._cancel, done), (), done))
+    def _ask(self, action: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Have something else done in the thread."""
+        control = Control()
+        sequence = self._sequence = next_sequence(self._sequence)
+        self.pending[sequence] = Share(control, frozenset())
+        self._order(ThreadJob(action, sequence))
+        return control.reply
 
-    def _order(self, errand: ThreadJob | None) -> None:
-        self._errands.put(errand)
+    def _order(self, job: ThreadJob | None) -> None:
+        self._jobs.put(job)
         # Whoever finds no loop here comes before the thread looks for what was ordered until it had one.
         if self._own_loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and so are the envs
                 self._own_loop.call_soon_threadsafe(self._obey)
+
+    def _deliver(self, sequence: int, result: Any, error: BaseException | None) -> None:
+        share = self.pending.get(sequence)
+        if error is not None:
+            self._owner.failed(self, sequence, passable(error))
+        elif share is not None and isinstance(share.request, Control):
+            del self.pending[sequence]
+            share.request.take(result)
+        else:
+            self._owner.answered(self, sequence, outcome=result)
 
     def leave(self) -> None:
         """Have the envs closed, once what is being done is done, and the thread ended; what waits is not begun."""
@@ -159,12 +175,10 @@ class HostThread:
         if self._thread.ident is None and not self.ended.done():  # it was never started
             self.ended.set_result(None)
 
-    def fail(self, error: AioEnvsError) -> None:
+    def fail_closed(self) -> None:
         """Nobody waits any longer for what is not done."""
-        for done in list(self._pending):
-            if not done.done():
-                done.set_exception(error.again())
-                done.exception()  # the awaiting side may be gone as well: no complaint then
+        last = self.last_command.name.lower()
+        self.fail_all(ClosedError(f"{describe_envs(self.envs)} were closed while {last} was pending"))
 
     def join(self) -> None:
         """Wait for a thread that has said that it ends."""
@@ -180,20 +194,24 @@ class HostThread:
 
     def _live(self) -> None:
         leave_alone()  # what envs build in here shares the generators with other threads as well
-        while not self._host.has_coroutines and (errand := self._errands.get()) is not None:
-            self._do(errand)
-            del errand  # an idle thread keeps nothing
+        while not self._host.has_coroutines and (job := self._jobs.get()) is not None:
+            self._do(job)
+            del job  # an idle thread keeps nothing
         if self._host.has_coroutines and self._host.has_plain:
             self._plain.run_beside(self._live_on_loop(), f"{self._thread.name} loop", whatever=True)
         elif self._host.has_coroutines:
             run_to_end(self._live_on_loop(), whatever=True)
         self._host.close()
-        self._mailbox.put(ThreadJob(self.leave, (), self.ended), None, None)
+        self._mailbox.put(self._has_ended)
+
+    def _has_ended(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     async def _live_on_loop(self) -> None:
         leave_alone()
         place = self._plain.order if self._host.has_plain else None
-        self._concurrent = ConcurrentHost(self._host, self._max_concurrency, place=place)
+        self._concurrent = ConcurrentHost(self._host, self._config.max_concurrency, place=place)
         self._left = asyncio.get_running_loop().create_future()
         self._own_loop = asyncio.get_running_loop()
         self._obey()
@@ -202,29 +220,29 @@ class HostThread:
 
     def _obey(self) -> None:
         assert self._left is not None
-        while not self._errands.empty():
-            errand = self._errands.get()
-            if errand is not None:
-                self._do(errand)
+        while not self._jobs.empty():
+            job = self._jobs.get()
+            if job is not None:
+                self._do(job)
             elif not self._left.done():
                 self._left.set_result(None)
 
-    def _do(self, errand: ThreadJob) -> None:
+    def _do(self, job: ThreadJob) -> None:
         if self._leaving:
             return
         result, error = None, None
         try:
-            result = errand.action()
+            result = job.action()
         except BaseException as caught:  # whatever it is, the thread goes on
             error = caught
         if isinstance(result, Batch):
-            self._batches[errand.done] = result
-            result.ended.add_done_callback(functools.partial(self._batch_ended, errand, result))
-        else:
-            self._mailbox.put(errand, result, error)
+            self._batches[job.sequence] = result
+            result.ended.add_done_callback(functools.partial(self._batch_ended, job.sequence, result))
+        elif job.sequence:
+            self._mailbox.put(functools.partial(self._deliver, job.sequence, result, error))
 
-    def _batch_ended(self, errand: ThreadJob, batch: Batch, _: asyncio.Future[None]) -> None:
-        del self._batches[errand.done]
+    def _batch_ended(self, sequence: int, batch: Batch, _: asyncio.Future[None]) -> None:
+        del self._batches[sequence]
         if self._leaving:  # nobody waits for what was cancelled because of that
             return
         outcome, error = None, None
@@ -232,29 +250,25 @@ class HostThread:
             outcome = batch.outcome().located(batch.command)
         except Exception as caught:
             error = caught
-        self._mailbox.put(errand, outcome, error)
+        self._mailbox.put(functools.partial(self._deliver, sequence, outcome, error))
 
-    def _cancel(self, done: asyncio.Future[Any]) -> None:
-        if done in self._batches:
-            self._batches[done].cancel()
+    def _cancel(self, sequence: int) -> None:
+        if sequence in self._batches:
+            self._batches[sequence].cancel()
 
-    def build(self) -> list[EnvMetadata]:
+    def _build(self) -> list[EnvMetadata]:
         """Make the envs; what they say of themselves is a copy of its own."""
         for env in self.envs:
             if self._leaving:
                 break
-            self.building = env
+            self._building = env
             try:
-                self._host.build(env, self._factories[env], arguments(self._kwargs[env]))
+                self._host.build(env, self._config.factories[env], arguments(self._config.kwargs[env]))
             except BaseException as error:
                 raise (failed := factory_error(env, error, envs=self.envs)) from failed.__cause__
         return copy.deepcopy(self._host.metadata)
 
-    def attach(self, places: Iterable[tuple[Sequence[int], Layout]], buffer: Any) -> None:
-        """Connect the envs to their rows."""
-        self._host.attach(places, buffer)
-
-    def command(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome | Batch:
+    def _command(self, opcode: Opcode, positions: Sequence[int], values: Mapping[int, Any] | None) -> Outcome | Batch:
         """Let the envs do something, or begin it; never raises."""
         try:
             if self._concurrent is not None:
@@ -265,143 +279,75 @@ class HostThread:
         return outcome.located(opcode.name.lower())
 
 
-class ThreadPool(AnsweringPool):
-    """Hosts the envs in threads of this process, one group each, and belongs to the event loop that starts it.
+class Threads:
+    """The kind of hosts that are threads of this process.
 
     Args:
-        groups: The envs of each thread.
-        factories: One per env.
-        kwargs: Keyword arguments for each.
-        timeouts: How long things may take.
-        max_concurrency: How many envs of a thread may be inside a reset or step at once, if they have coroutines; None
-            for all.
-        rules: What is agreed about envs with Gymnasium's signatures.
+        config: What was asked for.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[Sequence[int]],
-        factories: Sequence[Any],
-        kwargs: Sequence[Mapping[str, Any]],
-        *,
-        timeouts: Timeouts,
-        max_concurrency: int | None = None,
-        rules: GymRules = PLAIN_RULES,
-    ) -> None:
-        super().__init__(groups, timeouts)
-        self._max_concurrency = max_concurrency
-        self._rules = rules
-        self._factories = factories
-        self._kwargs = kwargs
-        self._threads: list[HostThread] = []
+    traits = HostTraits()
+
+    def __init__(self, config: BatchConfig) -> None:
+        self.config = config
+        self._mailbox: Mailbox | None = None
         self._hurried: asyncio.Future[None] | None = None
 
-    # -- start ------------------------------------------------------------------------------------------
+    def pack(self, groups: Mapping[int, tuple[int, ...]], descriptors: Any, *, replaces: bool) -> Sequence[None]:
+        return [None] * len(groups)
 
-    async def _build(self) -> None:
+    async def prepare(self, owner: Owner, hosts: Mapping[int, ThreadHost]) -> None:
+        self._mailbox = Mailbox()
         self._hurried = asyncio.get_running_loop().create_future()
-        mailbox = Mailbox(self._deliver)
-        self._threads = [
-            HostThread(group, self._factories, self._kwargs, mailbox, self._max_concurrency, self._rules)
-            for group in self.groups
-        ]
-        found = await all_or_none(self._start_thread(thread) for thread in self._threads)
-        refuse_shared(pair for thread in self._threads for pair in thread.cores)
-        buffer = self._lay_out([description for own in found for description in own], own_memory)
-        places = self._places
-        await asyncio.gather(
-            *(thread.ask(functools.partial(thread.attach, places, buffer)) for thread in self._threads)
-        )
 
-    async def _start_thread(self, thread: HostThread) -> list[EnvMetadata]:
-        limit = self.timeouts.start
-        try:
-            thread.begin()
-        except RuntimeError as error:
-            raise WorkerStartError(
-                f"the thread of {describe_envs(thread.envs)} could not be started: {error}", env_index=thread.envs
-            ) from error
-        try:
-            async with asyncio.timeout(limit) as clock:
-                found: list[EnvMetadata] = await thread.ask(thread.build)
-        except TimeoutError:
-            if not clock.expired():  # a factory's own
-                raise
-            raise WorkerStartError(
-                f"the thread of {describe_envs(thread.envs)} did not build its envs within {limit} s (start_timeout); "
-                f"the factory of env {thread.building} has not returned",
-                env_index=thread.envs,
-            ) from None
-        return found
+    def make(self, index: int, envs: tuple[int, ...], owner: Owner, generation: int) -> ThreadHost:
+        assert self._mailbox is not None
+        return ThreadHost(index, envs, owner, generation, self.config, self._mailbox)
 
-    # -- requests ---------------------------------------------------------------------------------------
+    def check(self, hosts: Sequence[ThreadHost]) -> None:
+        refuse_shared(pair for host in hosts for pair in host.cores)
 
-    async def _revive(self, selection: Selection) -> None:
+    def allocate(self, nbytes: int) -> Any:
+        return own_memory(nbytes)
+
+    def notice(self) -> None:
         """Do nothing: no thread dies of what its envs do."""
 
-    def _enclose(self, values: Mapping[int, Any], envs: Collection[int]) -> Mapping[int, Any]:
-        # A caller who gives up may change what he gave before the thread gets to it.
-        return {env: received(values[env]) for env in envs if env in values}
+    def begin_close(self, close: Callable[[], None]) -> None:
+        """Close nothing: nobody waits for threads for longer than for closing."""
 
-    def _send(
-        self,
-        index: int,
-        opcode: Opcode,
-        positions: tuple[int, ...],
-        envs: frozenset[int],
-        enclosed: Mapping[int, Any] | None,
-    ) -> asyncio.Future[Outcome]:
-        thread = self._threads[index]
-        thread.last_command = opcode
-        return thread.ask(functools.partial(thread.command, opcode, positions, enclosed), envs)
-
-    def _deliver(self, errand: ThreadJob, result: Any, error: BaseException | None) -> None:
-        self._answered(errand.envs)
-        if errand.done.done():
-            return
-        if error is None:
-            errand.done.set_result(result)
-        else:
-            errand.done.set_exception(passable(error))
-
-    def _merge(self, replies: Sequence[Outcome]) -> Outcome:
-        return Outcome.merged(replies)
-
-    # -- the end ----------------------------------------------------------------------------------------
-
-    async def _end_everything(self, *, polite: bool) -> None:
+    async def end(self, hosts: Sequence[ThreadHost], *, polite: bool) -> None:
         """Wait for the envs to be closed in any case: those that would not be could not be got rid of."""
-        threads, self._threads = self._threads, []
-        for thread in threads:
-            thread.leave()
-        if threads and self._hurried is not None:
-            everybody: asyncio.Future[Any] = asyncio.gather(*(thread.ended for thread in threads))
-            await asyncio.wait([everybody, self._hurried], timeout=self.timeouts.close, return_when="FIRST_COMPLETED")
-        self._drop_memory()
-        for thread in threads:
-            thread.fail(_closed(thread))
-            if thread.ended.done():
-                thread.join()
+        for host in hosts:
+            host.leave()
+        if hosts and self._hurried is not None:
+            everybody: asyncio.Future[Any] = asyncio.gather(*(host.ended for host in hosts))
+            limit = self.config.timeouts.close
+            await asyncio.wait([everybody, self._hurried], timeout=limit, return_when="FIRST_COMPLETED")
+        for host in hosts:
+            host.fail_closed()
+            if host.ended.done():
+                host.join()
             else:
                 logger.warning(
                     "%s did not close: the thread is still busy with %s and is left behind, since no thread can be "
                     "ended from outside; it will close what it hosts if it ever comes back",
-                    describe_envs(thread.envs),
-                    thread.last_command.name.lower(),
+                    describe_envs(host.envs),
+                    host.last_command.name.lower(),
                 )
 
-    def _hurry(self) -> None:
+    def hurry(self, hosts: Sequence[ThreadHost]) -> None:
         if self._hurried is not None and not self._hurried.done():
             self._hurried.set_result(None)
 
-    def _let_go(self, loop: asyncio.AbstractEventLoop) -> None:
-        threads, self._threads = self._threads, []
-        for thread in threads:
-            thread.leave()
-            if not loop.is_closed():
-                thread.fail(_closed(thread))
-        self._drop_memory()
+    def let_go(self, hosts: Sequence[ThreadHost], loop: asyncio.AbstractEventLoop | None) -> None:
+        for host in hosts:
+            host.leave()
+            if loop is not None and not loop.is_closed():
+                host.fail_closed()
 
+    async def give_back(self) -> None:
+        """Give nothing back: threads share nothing."""
 
-def _closed(thread: HostThread) -> ClosedError:
-    return ClosedError(f"{describe_envs(thread.envs)} were closed while {thread.last_command.name.lower()} was pending")
+    def give_up(self) -> None:
+        """Likewise."""

@@ -21,13 +21,31 @@ from aioenvs.engine.failure import capture, captured_start, summary
 from aioenvs.engine.layout import interned
 from aioenvs.engine.protocol import MAX_BODY, STEPS, Frame, Opcode
 from aioenvs.engine.worker import descriptors
+from aioenvs.engine.worker.answers import Answers
 from aioenvs.engine.worker.env_host import EnvHost, Outcome
 from aioenvs.engine.worker.random_streams import Generators
 from aioenvs.engine.worker.wait_meter import WaitMeter
 
-__all__ = ["Inherited", "Worker", "WorkerConfig", "values_of"]
+__all__ = ["HostOptions", "Inherited", "Worker", "WorkerConfig", "values_of"]
 
 Inherited = Sequence[tuple[Any, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """The options of those who host envs.
+
+    Attributes:
+        num_threads: How many threads torch may use, where the envs use it.
+        by_reference: Whether envs that deal in tensors send them as objects rather than through the block.
+        max_concurrency: How many envs may be inside a reset or step at once, if they have coroutines; None for all.
+        rules: What is agreed about envs with Gymnasium's signatures.
+    """
+
+    num_threads: int = 1
+    by_reference: bool = False
+    max_concurrency: int | None = None
+    rules: GymRules = PLAIN_RULES
 
 
 @dataclass(frozen=True)
@@ -41,10 +59,8 @@ class WorkerConfig:
         sys_path: The parent's import path.
         argv: The parent's `sys.argv`.
         registry: The parent's own Gymnasium registrations, each cloudpickled, by id, or None.
-        num_threads: How many threads torch may use, where the envs use it.
-        by_reference: Whether envs that deal in tensors send them as objects rather than through the block.
-        max_concurrency: How many envs may be inside a reset or step at once, if they have coroutines; None for all.
-        rules: What is agreed about envs with Gymnasium's signatures.
+        options: How the envs are to be hosted.
+        number: Which worker of the pool it is.
         replaces: Whether the envs take the place of others that were lost, so that they need a reset before they step.
     """
 
@@ -53,10 +69,8 @@ class WorkerConfig:
     sys_path: list[str] = field(default_factory=lambda: list(sys.path))
     argv: list[str] = field(default_factory=lambda: list(getattr(sys, "argv", [])))
     registry: Mapping[str, bytes] | None = None
-    num_threads: int = 1
-    by_reference: bool = False
-    max_concurrency: int | None = None
-    rules: GymRules = PLAIN_RULES
+    options: HostOptions = HostOptions()
+    number: int = 0
     replaces: bool = False
 
 
@@ -72,7 +86,8 @@ class Worker:
 
     Attributes:
         host: The envs.
-        max_concurrency: See `WorkerConfig`.
+        max_concurrency: See `HostOptions`.
+        number: See `WorkerConfig`.
         closing: Whether it was told to close.
     """
 
@@ -82,6 +97,7 @@ class Worker:
         self._inherited = inherited
         self.host = EnvHost()
         self.max_concurrency: int | None = None
+        self.number = 0
         self._meter: WaitMeter | None = None  # until it knows enough, where there are several envs
 
     def answer(self, frame: Frame) -> Frame:
@@ -105,11 +121,53 @@ class Worker:
             return self.refusal(frame, error)
         return Frame(Opcode.DONE, frame.sequence, frame.generation, counts, body)
 
+    def answer_each(self, frame: Frame, answers: Answers) -> None:
+        """Let envs step, and answer for each when it is done."""
+        try:
+            values = values_of(frame) or {}
+        except Exception as error:  # values that cannot be rebuilt here
+            for position in frame.positions or range(len(self.host)):
+                answers.send(self.refusal_of(frame, position, error))
+            return
+        answers.begin()
+        meter = self._meter
+        for position, outcome in self.host.step_each(frame.positions, values, meter or contextlib.nullcontext()):
+            waiting = 0.0 if meter is None else meter.verdict(1, len(self.host))
+            if isinstance(outcome, bool):
+                counts = position, 2 * round(100 * waiting) + outcome
+                answers.send(Frame(Opcode.DONE_EACH, frame.sequence, frame.generation, counts))
+            else:
+                answers.send(self.answer_of(frame, position, outcome, waiting))
+        answers.flush()
+        if meter is not None and not meter.measuring:
+            self._meter = None
+
     def refusal(self, frame: Frame, error: Exception) -> Frame:
         """Return the reply to a command that failed as a whole."""
         failures: dict[int, BaseException] = dict.fromkeys(self.host.indices(frame.positions), error)
         counts, body = _encode(Outcome(failures=failures), frame.opcode)
         return Frame(Opcode.DONE, frame.sequence, frame.generation, counts, body)
+
+    def refusal_of(self, frame: Frame, position: int, error: Exception) -> Frame:
+        """Return the answer for one env of several, to a command that failed as a whole."""
+        (env,) = self.host.indices((position,))
+        return self.answer_of(frame, position, Outcome(failures={env: error}))
+
+    def answer_of(self, frame: Frame, position: int, outcome: Outcome, waiting: float = 0.0) -> Frame:
+        """Return the answer for one env of several that were asked to step.
+
+        Args:
+            frame: Which asked for it.
+            position: Of the env.
+            outcome: What came of its step.
+            waiting: See `Outcome`.
+        """
+        counts = position, 2 * round(100 * waiting) + bool(outcome.finished)
+        try:
+            _, body = _encode(outcome, Opcode.STEP_AND_MAYBE_RESET)
+        except Exception as error:  # it is too large to be sent back
+            return self.refusal_of(frame, position, error)
+        return Frame(Opcode.DONE_EACH, frame.sequence, frame.generation, counts, body)
 
     def _command(self, frame: Frame) -> Outcome:
         opcode, _, _, positions, body = frame
@@ -139,7 +197,7 @@ class Worker:
         sys.argv = config.argv
         try:
             _register(config.registry)
-            _settle_torch(config.num_threads)
+            _settle_torch(config.options.num_threads)
             self._build(config)
             return Opcode.DONE, class_identity.dumps(interned(self.host.metadata))
         except Exception as error:
@@ -149,28 +207,28 @@ class Worker:
             descriptors.drop_received()
 
     def _build(self, config: WorkerConfig) -> None:
-        alone = len(config.env_index) == 1
+        alone, options = len(config.env_index) == 1, config.options
         handling = Handling(
-            by_reference=config.by_reference,
+            by_reference=options.by_reference,
             generators=Generators.OWNED if alone else Generators.SEEDED,
             answer=cloudpickle.dumps,  # each for itself, so that what one env answered is no reason to lose the others'
-            rules=config.rules,
+            rules=options.rules,
         )
         self.host = EnvHost(handling=handling)
-        self.max_concurrency = config.max_concurrency
+        self.max_concurrency, self.number = options.max_concurrency, config.number
         self._meter = None if alone else WaitMeter()
         prepared = "torch" in sys.modules
         for env, data in zip(config.env_index, config.factories, strict=True):
             # Pickled ones are a copy for each env, as if each had its own process; inherited ones are what they are.
             factory, kwargs = cloudpickle.loads(data) if data else self._inherited[env]
             if not prepared and "torch" in sys.modules:  # the factory came with it
-                _settle_torch(config.num_threads)
+                _settle_torch(options.num_threads)
                 prepared = True
             with _undisturbed(factory) if config.replaces else contextlib.nullcontext():
                 self.host.build(env, factory, kwargs)
         refuse_shared(self.host.cores)
         if not prepared:
-            _settle_torch(config.num_threads)
+            _settle_torch(options.num_threads)
         if config.replaces:
             self.host.demand_resets()
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from aioenvs.engine.adapters.base import EnvAdapter
 from aioenvs.engine.portal import PATIENCE, run_to_end
-from aioenvs.engine.protocol import STEPS, Decoder, Frame, Opcode, encode
+from aioenvs.engine.protocol import STEPS, Decoder, Frame, Opcode
 from aioenvs.engine.waiting import outlast
+from aioenvs.engine.worker.answers import Answers
 from aioenvs.engine.worker.commands import Worker, values_of
 from aioenvs.engine.worker.env_host import EnvHost, Outcome, Plan
 from aioenvs.engine.worker.plain_thread import Place, PlainThread, done_at
@@ -292,7 +293,7 @@ class ConcurrentHost:
             traceback.print_exc(file=sys.stderr)
 
 
-def serve_concurrently(sock: socket.socket, worker: Worker, decoder: Decoder) -> None:
+def serve_concurrently(sock: socket.socket, worker: Worker, decoder: Decoder, done: int) -> None:
     """Answer frames until told to close, or until the parent is gone; then close the envs.
 
     The loop has a thread of its own where there are envs without coroutines, which stay in the calling one.
@@ -301,21 +302,22 @@ def serve_concurrently(sock: socket.socket, worker: Worker, decoder: Decoder) ->
         sock: Stream to the parent.
         worker: What answers; its envs are built.
         decoder: Of the stream.
+        done: Descriptor of the pipe for answers without a body.
     """
     if worker.host.has_plain:
         plain = PlainThread()
-        plain.run_beside(_serve(sock, worker, decoder, plain.order), "aioenvs loop")
+        plain.run_beside(_serve(sock, worker, decoder, done, plain.order), "aioenvs loop")
     else:
-        run_to_end(_serve(sock, worker, decoder))
+        run_to_end(_serve(sock, worker, decoder, done))
 
 
-async def _serve(sock: socket.socket, worker: Worker, decoder: Decoder, place: Place | None = None) -> None:
-    stream = _Stream(worker, decoder, place)
+async def _serve(sock: socket.socket, worker: Worker, decoder: Decoder, done: int, place: Place | None = None) -> None:
+    stream = _Stream(worker, decoder, done, place)
     sock.setblocking(False)
     transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: stream, sock=sock)
     last = await stream.server.serve()
     if last is not None:
-        transport.write(encode(worker.answer(last)))
+        stream.answers.send(worker.answer(last))
         transport.close()
         await stream.gone
 
@@ -334,7 +336,7 @@ class ConcurrentServer:
         self._host = ConcurrentHost(worker.host, worker.max_concurrency, self.fail, place)
         self._worker = worker
         self._send = send
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, set[Batch]] = {}  # by sequence number
 
     async def serve(self) -> Frame | None:
         """Wait until told to close, or until the parent is gone; then end what is under way, and close the envs.
@@ -357,8 +359,7 @@ class ConcurrentServer:
     def obey(self, frame: Frame) -> None:
         """Do what a frame says, or begin it."""
         if frame.opcode is Opcode.CANCEL:
-            batch = self._batches.get(frame.sequence)
-            if batch is not None:
+            for batch in list(self._batches.get(frame.sequence, ())):
                 batch.cancel()
         elif frame.opcode is Opcode.CLOSE:
             self.end(frame)
@@ -368,18 +369,47 @@ class ConcurrentServer:
             self._begin(frame)
 
     def _begin(self, frame: Frame) -> None:
+        each = frame.opcode is Opcode.STEP_EACH
+        shares = [frame]
+        if each:
+            shares = [frame._replace(positions=(p,)) for p in frame.positions or range(len(self._worker.host))]
         try:
-            batch = self._host.begin(frame.opcode, frame.positions, values_of(frame))
-        except Exception as error:  # values that cannot be rebuilt here
-            self._send(self._worker.refusal(frame, error))
+            values = values_of(frame)
+        except Exception as error:  # they cannot be rebuilt here
+            for share in shares:
+                self._refuse(share, error)
             return
-        self._batches[frame.sequence] = batch
-        batch.ended.add_done_callback(functools.partial(self._ended, frame, batch))
+        for share in shares:
+            try:
+                batch = self._host.begin(frame.opcode, share.positions, values)
+            except Exception as error:  # of handing them over
+                self._refuse(share, error)
+                continue
+            self._batches.setdefault(frame.sequence, set()).add(batch)
+            batch.ended.add_done_callback(functools.partial(self._ended, share, batch))
+
+    def _refuse(self, frame: Frame, error: Exception) -> None:
+        if frame.opcode is Opcode.STEP_EACH:
+            self._send(self._worker.refusal_of(frame, frame.positions[0], error))
+        else:
+            self._send(self._worker.refusal(frame, error))
 
     def _ended(self, frame: Frame, batch: Batch, _: asyncio.Future[None]) -> None:
-        del self._batches[frame.sequence]
-        if not self._told.done():  # else nobody waits for what was cancelled because of that
+        under_way = self._batches[frame.sequence]
+        under_way.remove(batch)
+        if not under_way:
+            del self._batches[frame.sequence]
+        if self._told.done():  # nobody waits for what was cancelled because of that
+            return
+        if frame.opcode is not Opcode.STEP_EACH:
             self._send(self._worker.reply(frame, lambda _: batch.outcome()))
+            return
+        try:
+            outcome = batch.outcome()
+        except Exception as error:
+            self._refuse(frame, error)
+        else:
+            self._send(self._worker.answer_of(frame, frame.positions[0], outcome))
 
     def end(self, how: Frame | None) -> None:
         """Have it end, for a frame that says so, or because the parent is gone."""
@@ -393,16 +423,20 @@ class ConcurrentServer:
 
 
 class _Stream(asyncio.Protocol):
-    """The stream of frames.
+    """The stream of frames, and of answers.
 
     Attributes:
+        answers: Sends them.
         server: Obeys them.
         gone: Done when the stream is closed.
     """
 
-    def __init__(self, worker: Worker, decoder: Decoder, place: Place | None) -> None:
-        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.server = ConcurrentServer(worker, self._send, place)
+    def __init__(self, worker: Worker, decoder: Decoder, done: int, place: Place | None) -> None:
+        loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[None] = loop.create_future()
+        self.answers = Answers(self._write, done, loop.call_soon)
+        self.answers.worker = worker.number
+        self.server = ConcurrentServer(worker, self._answer, place)
         self._decoder = decoder
         self._transport: asyncio.Transport | None = None
 
@@ -420,7 +454,13 @@ class _Stream(asyncio.Protocol):
         self.gone.set_result(None)
         self.server.end(None)
 
-    def _send(self, frame: Frame) -> None:
+    def _answer(self, frame: Frame) -> None:
+        try:
+            self.answers.send(frame)
+        except BrokenPipeError:  # the parent is gone
+            self.server.end(None)
+
+    def _write(self, data: bytes) -> None:
         assert self._transport is not None
         if not self._transport.is_closing():
-            self._transport.write(encode(frame))
+            self._transport.write(data)

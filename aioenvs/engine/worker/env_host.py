@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import traceback
-from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -75,6 +75,15 @@ class Outcome:
             merged.values |= outcome.values
             merged.waiting = max(merged.waiting, outcome.waiting)
         return merged
+
+    def of_env(self, env: int) -> Outcome:
+        """Return the outcome for one of its envs; a finished episode of any counts as its own."""
+        return Outcome(
+            finished=int(self.finished > 0),
+            failures={env: self.failures[env]} if env in self.failures else {},
+            objects={env: self.objects[env]} if env in self.objects else {},
+            lost=self.lost & {env},
+        )
 
     def located(self, command: str) -> Outcome:
         """Return the outcome for envs of this process: each failure says whose it is, and may reach the caller."""
@@ -251,7 +260,7 @@ class EnvHost:
             return Plan(lambda env, adapter: adapter.seed(values[env]), lambda outcome, _: outcome)
         if opcode is Opcode.CALL:
             return self._perform(positions, values)
-        return self._step(positions, values, maybe_reset=opcode is Opcode.STEP_AND_MAYBE_RESET)
+        return self._step(positions, values, maybe_reset=opcode is not Opcode.STEP)
 
     def _reset(self, positions: Sequence[int], arguments: Mapping[int, ResetArguments]) -> Plan:
         nothing = ResetArguments()
@@ -299,9 +308,7 @@ class EnvHost:
             _accept(envs, inputs)
 
         def step(_: int, adapter: EnvAdapter) -> Any:
-            if adapter.generator is None:
-                return adapter.step(maybe_reset)
-            return NumpyStream(adapter.generator).run(adapter.step, maybe_reset)
+            return _step_alone(adapter, maybe_reset)
 
         def finish(outcome: Outcome, finished: dict[int, bool]) -> Outcome:
             return self._stepped(outcome, envs, finished if maybe_reset else (), len(finished))
@@ -326,6 +333,41 @@ class EnvHost:
                 if self._loose or over or adapter.objects(NEXT):
                     self._hand_over(outcome, env, adapter, (NEXT, ROOT) if over else (NEXT,))
         return outcome
+
+    def step_each(
+        self, positions: Sequence[int], inputs: Mapping[int, Objects], meter: contextlib.AbstractContextManager[Any]
+    ) -> Iterator[tuple[int, bool | Outcome]]:
+        """Let envs step, and reset those that finish; yield the position of each when it is done, and its outcome.
+
+        Args:
+            positions: Which.
+            inputs: Values without a fixed shape, by env index.
+            meter: A context for each step.
+
+        Yields:
+            In place of an outcome that has nothing else, whether the episode finished.
+        """
+        for halves in self._write_halves:
+            halves.take()
+        for position in positions or range(len(self._envs)):
+            env, adapter = self._envs[position]
+            try:
+                if inputs:
+                    adapter.accept(inputs[env])
+                with meter:
+                    finished = _step_alone(adapter) is not False
+            except self.fatal:
+                raise
+            except BaseException as error:
+                yield position, Outcome(failures={env: error})
+                continue
+            if self._loose or self._reports_infos:
+                outcome = Outcome(finished=int(finished))
+                if self._loose or finished or adapter.objects(NEXT):
+                    self._hand_over(outcome, env, adapter, (NEXT, ROOT) if finished else (NEXT,))
+                yield position, outcome
+            else:
+                yield position, finished
 
     def _hand_over(self, outcome: Outcome, env: int, adapter: EnvAdapter, regions: Iterable[str]) -> None:
         """Put into the outcome what of an env's has no fixed shape; an info is there only if it is not empty."""
@@ -376,3 +418,10 @@ def _unsendable(env: int, what: str, error: Exception) -> UnsendableError:
     )
     refusal.env_index = (env,)  # type: ignore[attr-defined]
     return refusal
+
+
+def _step_alone(adapter: EnvAdapter, maybe_reset: bool = True) -> Any:
+    """Let an env step, with its own generator in place if it has one."""
+    if adapter.generator is None:
+        return adapter.step(maybe_reset)
+    return NumpyStream(adapter.generator).run(adapter.step, maybe_reset)

@@ -10,8 +10,9 @@ import sys
 import numpy as np
 
 from aioenvs.engine.memory import SharedBlock
-from aioenvs.engine.protocol import Decoder, encode
+from aioenvs.engine.protocol import Decoder, Opcode
 from aioenvs.engine.worker import descriptors
+from aioenvs.engine.worker.answers import Answers
 from aioenvs.engine.worker.commands import Inherited, Worker
 
 __all__ = ["draw_afresh", "exit_code", "serve"]
@@ -19,28 +20,33 @@ __all__ = ["draw_afresh", "exit_code", "serve"]
 CHUNK = 1 << 14
 
 
-def serve(sock: socket.socket, block: SharedBlock, inherited: Inherited = ()) -> None:
+def serve(sock: socket.socket, block: SharedBlock, done: int, inherited: Inherited = ()) -> None:
     """Answer frames until told to close, or until the parent is gone; then close the envs.
 
     Args:
         sock: Blocking stream to the parent.
         block: The pool's shared block, sized by the parent before it says ATTACH.
+        done: Descriptor of the pipe for answers without a body.
         inherited: Factory and keyword arguments of every env of the pool, for a fork of the parent.
     """
     draw_afresh()
     worker = Worker(block, inherited)
-    decoder = Decoder()
+    decoder, answers = Decoder(), Answers(sock.sendall, done)
     try:
         descriptors.receive(sock)
         while data := sock.recv(CHUNK):
             for frame in decoder.feed(data):
-                sock.sendall(encode(worker.answer(frame)))
+                if frame.opcode is Opcode.STEP_EACH:
+                    worker.answer_each(frame, answers)
+                else:
+                    answers.send(worker.answer(frame))
+                answers.worker = worker.number
                 if worker.closing:
                     return
                 if worker.host.has_coroutines:
                     from aioenvs.engine.worker.concurrent import serve_concurrently
 
-                    return serve_concurrently(sock, worker, decoder)
+                    return serve_concurrently(sock, worker, decoder, done)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
     finally:

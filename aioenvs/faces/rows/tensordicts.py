@@ -18,7 +18,6 @@ from aioenvs.specs import NonTensor
 from aioenvs.tensors.step_mdp import CONTROL, Entries, filled, flat_key, next_root, overlaid
 from aioenvs.tensors.trees import Key, Tree, copied, nested_key, non_tensor, objects_of, plain
 
-
 PLAIN = frozenset((torch.Tensor,))
 Values = dict[Key, Any]  # a tensor for all envs, or a list of objects, one per env
 

@@ -17,8 +17,8 @@ from aioenvs.engine.adapters.gymnasium import DONE_KEYS, REWARD_KEY
 from aioenvs.engine.config import BatchConfig
 from aioenvs.engine.layout import IN_NEXT, IN_ROOT, INPUT, LATEST, NEXT, STATUS
 from aioenvs.engine.pools.backends import make_pool
-from aioenvs.engine.pools.inline_host import InlinePool
-from aioenvs.engine.pools.pool import Lease, Pool, Selection
+from aioenvs.engine.pools.pool import Pool
+from aioenvs.engine.pools.requests import Lease, Selection
 from aioenvs.engine.portal import Immediate, LoopPortal, Portal, taskless
 from aioenvs.engine.request import Request
 from aioenvs.engine.rows import FamilyRows, RowIndex, Rows, Values
@@ -451,7 +451,7 @@ class Vector:
     def hosted(self) -> list[Any] | None:
         """The env objects, where this thread runs them itself, one after the other; else None."""
         pool = self.envs.pool
-        return pool.envs if isinstance(pool, InlinePool) else None
+        return pool.envs
 
     def begin(self, pending: Pending[Any]) -> None:
         """Set a command off, for `finish` to wait for."""
