@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from aioenvs.engine import class_identity
+from aioenvs.engine.worker import class_identity
 from aioenvs.engine.adapters.base import PLAIN_RULES, GymRules, Handling
 from aioenvs.engine.adapters.building import refuse_shared
 from aioenvs.engine.failure import capture, captured_start, summary
