@@ -49,6 +49,11 @@ PACKAGE = f"{Path(process.__file__).parents[1]}{os.sep}"
 DESCRIPTORS = Path("/proc/self/fd")
 SHARED_MEMORY = Path("/dev/shm")
 
+# Where this variable is set, as in images of containers, pytest would rewrite all test modules in each run, and every
+# interpreter that a test starts would compile the package, and whatever was installed without its bytecode, once more.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
