@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from test_worker_process import linux, start_methods
+from test_worker_process import START_METHODS, linux
 
 PROGRAM = """
 import os, signal, sys, time
@@ -54,7 +54,9 @@ print("as they are now")
 
 
 @linux
-@start_methods
+@pytest.mark.parametrize(
+    "method", [pytest.param(each, marks=[pytest.mark.slow] if each != "forkserver" else []) for each in START_METHODS]
+)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_cores_umask_and_niceness_are_those_of_now(method: str) -> None:
     """Of restarted workers, too; the number of processes counts the cores of now."""
