@@ -40,7 +40,7 @@ from faces import ASYNC_PROCESS_FACES, FACES, PROCESS_FACES, Face
 from failing_envs import Gate
 from oracle import start_what_torchrl_shares
 from processes import children, still_alive
-from tiers import EVERY_COMBINATION, beyond_covering, beyond_two_faces
+from tiers import EVERY_COMBINATION, beyond_covering, beyond_one_face
 
 from aioenvs.engine.pools import process_host as process
 
@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else:
             dropped.add(item)
     items[:] = [item for item in items if item not in dropped]
-    for item in beyond_two_faces(items):
+    for item in beyond_one_face(items):
         item.add_marker(pytest.mark.slow)
 
 
