@@ -40,7 +40,7 @@ from faces import ASYNC_PROCESS_FACES, FACES, PROCESS_FACES, Face
 from failing_envs import Gate
 from oracle import start_what_torchrl_shares
 from processes import children, still_alive
-from tiers import EVERY_COMBINATION, beyond_covering, beyond_two_faces
+from tiers import EVERY_COMBINATION, beyond_covering, beyond_one_face
 
 from aioenvs.engine.pools import process_host as process
 
@@ -48,6 +48,11 @@ PATIENCE = 2.0  # seconds that what was just closed gets to vanish
 PACKAGE = f"{Path(process.__file__).parents[1]}{os.sep}"
 DESCRIPTORS = Path("/proc/self/fd")
 SHARED_MEMORY = Path("/dev/shm")
+
+# Where this variable is set, as in images of containers, pytest would rewrite all test modules in each run, and every
+# interpreter that a test starts would compile the package, and whatever was installed without its bytecode, once more.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else:
             dropped.add(item)
     items[:] = [item for item in items if item not in dropped]
-    for item in beyond_two_faces(items):
+    for item in beyond_one_face(items):
         item.add_marker(pytest.mark.slow)
 
 

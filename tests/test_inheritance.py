@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from test_worker_process import linux, start_methods
+from test_worker_process import START_METHODS, linux
 
 PROGRAM = """
 import os, signal, sys, time
@@ -28,25 +28,26 @@ def told(env):
     assert found[0] == found[1], found
     return found[0]
 
-cores = sorted(os.sched_getaffinity(0))
+cores, niceness = sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0)
 method = sys.argv[1]
 first = ParallelEnv(2, Env, num_processes=2, mp_start_method=method, on_worker_death="restart")
 first.reset()
-assert told(first) == (cores, 0o22, 0), told(first)
+assert told(first) == (cores, 0o22, niceness), told(first)
 os.sched_setaffinity(0, cores[:1])
 os.umask(0o77)
 os.nice(3)
 second = ParallelEnv(2, Env, mp_start_method=method)
 assert second.num_processes == 1, second
 second.reset()
-assert told(second) == (cores[:1], 0o77, 3), told(second)
-assert told(first) == (cores, 0o22, 0), told(first)
+assert told(second) == (cores[:1], 0o77, niceness + 3), told(second)
+assert told(first) == (cores, 0o22, niceness), told(first)
 old = first.pids[0]
 os.kill(old, signal.SIGKILL)
 td = first.reset()
 while first.pids[0] == old or len(first.pids) < 2:
     td = first.step(first.rand_action(td))["next"]
-assert [first[0].call("told")[0], first[1].call("told")[0]] == [(cores[:1], 0o77, 3), (cores, 0o22, 0)]
+found = [first[0].call("told")[0], first[1].call("told")[0]]
+assert found == [(cores[:1], 0o77, niceness + 3), (cores, 0o22, niceness)]
 first.close()
 second.close()
 print("as they are now")
@@ -54,7 +55,9 @@ print("as they are now")
 
 
 @linux
-@start_methods
+@pytest.mark.parametrize(
+    "method", [pytest.param(each, marks=[pytest.mark.slow] if each != "forkserver" else []) for each in START_METHODS]
+)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_cores_umask_and_niceness_are_those_of_now(method: str) -> None:
     """Of restarted workers, too; the number of processes counts the cores of now."""

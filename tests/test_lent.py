@@ -354,3 +354,14 @@ async def test_loans_after_those_of_inference_mode_can_be_learned_from(face: Fac
             (td["next", "reward"] * weight).sum().backward()
         assert weight.grad is not None
         assert weight.grad.tolist() == [2 * (3 + 4)]
+
+
+async def test_what_is_lent_outside_of_inference_mode_is_no_inference_tensor() -> None:
+    async with AsyncParallelEnv(2, CountingEnv, create_env_kwargs=numbered(2)) as env:
+        await env.reset()
+        found = []
+        for inside in (True, True, False, False):  # twice each, for either half of the block
+            with torch.inference_mode(inside):
+                td, _ = await env.step_and_maybe_reset(acting([1, 1]), copy=False)
+            found.append(td["next", "observation"].is_inference())
+    assert found == [True, True, False, False]

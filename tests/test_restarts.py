@@ -708,3 +708,10 @@ async def test_in_a_thread_it_is_the_same() -> None:
             return env.rollout(2)["next", "done"].flatten().tolist()
 
     assert await in_thread(main) == [False, True]
+
+
+async def test_the_seed_of_a_reset_is_where_new_envs_go_on_from() -> None:
+    async with AsyncParallelEnv(1, CountingEnv, **RESTART) as env:
+        await env.reset(list_of_kwargs=[{"seed": 5}])
+        await kill_and_wait(env)
+        assert await env.get_attr("np_random_seed") == [derived_seed(5, 1)]

@@ -546,7 +546,8 @@ RESTARTED = {
 def test_a_worker_that_is_restarted(mode: str) -> None:
     lost, following, reward = RESTARTED[mode]
     makes = counting({1: {"fault": kill_itself}})
-    with opened(makes, num_processes=3, on_worker_death="restart", autoreset_mode=mode) as envs:
+    options: dict[str, Any] = {"autoreset_mode": mode, "copy": mode == "Disabled"}  # either shows what was before
+    with opened(makes, num_processes=3, on_worker_death="restart", **options) as envs:
         envs.reset(seed=1)
         envs.step(actions(1, 1, 1))
         observations, rewards, terminated, truncated, infos = envs.step(actions(1, 1, 1))

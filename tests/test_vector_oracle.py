@@ -306,26 +306,26 @@ def test_any_order_of_commands(mode: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", [*FIXED, *LOOSE])
+@pytest.mark.parametrize("host", [{"backend": "serial"}, {"num_processes": 2}], ids=["serial", "processes"])
 @pytest.mark.every_combination
-def test_every_space_goes_both_ways(name: str) -> None:
+def test_every_space_goes_both_ways(name: str, host: dict[str, Any]) -> None:
     space = {**FIXED, **LOOSE}[name]()
     space.seed(3)
     makes = [functools.partial(EchoEnv, space, plain=True, length=3)] * 2
-    for host in ({"backend": "serial"}, {"num_processes": 2}):
-        with both(AioVectorEnv(makes, autoreset_mode="SameStep", **host), SyncVectorEnv(makes)) as (own, peer):
-            assert own.action_space == peer.action_space
-            assert own.observation_space == peer.observation_space
-            first = space.sample()
-            own.action_space.seed(1)
-            own.reset(options={"value": first})
-            for step in range(4):
-                actions = own.action_space.sample()
-                observations, *_, infos = own.step(actions)
-                if step == 2:
-                    compare_values(infos["final_obs"].tolist(), list(iterate(peer.action_space, actions)))
-                    actions = batch_of(space, [first, first])
-                compare_values(observations, actions)
-                assert describe(observations) == describe(actions)
+    with both(AioVectorEnv(makes, autoreset_mode="SameStep", **host), SyncVectorEnv(makes)) as (own, peer):
+        assert own.action_space == peer.action_space
+        assert own.observation_space == peer.observation_space
+        first = space.sample()
+        own.action_space.seed(1)
+        own.reset(options={"value": first})
+        for step in range(4):
+            actions = own.action_space.sample()
+            observations, *_, infos = own.step(actions)
+            if step == 2:
+                compare_values(infos["final_obs"].tolist(), list(iterate(peer.action_space, actions)))
+                actions = batch_of(space, [first, first])
+            compare_values(observations, actions)
+            assert describe(observations) == describe(actions)
 
 
 def batch_of(space: Any, values: list[Any]) -> Any:
