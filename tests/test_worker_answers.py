@@ -16,7 +16,7 @@ from tensordict import TensorDict
 
 from aioenvs import AsyncParallelEnv
 from aioenvs.engine import config
-from aioenvs.engine.pools import replacing
+from aioenvs.engine.pools import host as replacing
 from aioenvs.engine.worker import commands
 from aioenvs.envs import EnvBase
 from aioenvs.specs import Composite, Unbounded

@@ -14,13 +14,12 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from aioenvs.engine.worker import class_identity
 from aioenvs.engine.adapters.base import PLAIN_RULES, GymRules, Handling
 from aioenvs.engine.adapters.building import refuse_shared
 from aioenvs.engine.failure import capture, captured_start, summary
 from aioenvs.engine.layout import interned
 from aioenvs.engine.protocol import MAX_BODY, STEPS, Frame, Opcode
-from aioenvs.engine.worker import descriptors
+from aioenvs.engine.worker import class_identity, descriptors
 from aioenvs.engine.worker.answers import Answers
 from aioenvs.engine.worker.env_host import EnvHost, Outcome
 from aioenvs.engine.worker.random_streams import Generators
