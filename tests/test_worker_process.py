@@ -1,6 +1,7 @@
 """What a worker process is like: its streams, environment, descriptors and modules, and what it may start."""
 
 import asyncio
+import functools
 import os
 import signal
 import sys
@@ -85,6 +86,10 @@ async def test_workers_have_no_ends_of_each_others_pipes(method: str) -> None:
     async with AsyncParallelEnv(3, CountingEnv, **options) as one, AsyncParallelEnv(3, CountingEnv, **options) as two:
         await one.reset()
         await two.reset()
+        shared = [functools.reduce(set.intersection, (pipes(pid) for pid in env.pids)) - foreign for env in (one, two)]
+        assert [len(pipe) for pipe in shared] == [1, 1]  # that of its pool, in which all say that they are done
+        assert shared[0] != shared[1]
+        foreign |= shared[0] | shared[1]
         owned = [pipes(pid) - foreign for pid in (*one.pids, *two.pids, os.getpid())]
         assert all(owned)
         everything = sorted(target for targets in owned for target in targets)

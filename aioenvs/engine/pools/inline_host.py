@@ -66,6 +66,11 @@ class InlineHost(Host):
         """Whether some envs do."""
         return self._concurrent is not None
 
+    @property
+    def at_work(self) -> set[int]:
+        """The envs whose coroutines are not done with what they were asked."""
+        return set() if self._concurrent is None else self._concurrent.at_work
+
     async def start(self, shipment: Shipment | None) -> list[EnvMetadata]:
         for env in self.envs:
             try:

@@ -425,19 +425,21 @@ class Pool:
         future = asyncio.ensure_future(awaitable)
         try:
             if not await done_within([future], lease.deadline.left):
-                late = self.states.unanswered(lease.selection.envs)
                 if self.policy is None:
-                    raise self.late_error(late or lease.selection.envs, lease)
-                self.policy.overdue(late, lease)
+                    raise self.late_error(lease.selection.envs, lease)
+                self.policy.overdue(self.states.unanswered(lease.selection.envs), lease)
             return await future
         finally:
             drop(future)
             if self._traits.outlasts:  # envs that are late have ended, too: no other request finds them at work
                 await outlast(future)
 
-    def late_error(self, envs: Collection[int], lease: Lease) -> WorkerTimeoutError:
-        """Return the error of a request that these envs have not answered in time."""
-        late = tuple(sorted(envs))
+    def late_error(self, envs: Set[int], lease: Lease) -> WorkerTimeoutError:
+        """Return the error of a request that those of these envs which have not answered have not in time."""
+        owing = self.states.unanswered(envs)
+        if not self._traits.is_bound:  # where a host says more precisely who is not done
+            owing = self.hosts[0].at_work & envs
+        late = tuple(sorted(owing or envs))
         pids = [host.pid for host in self.hosts.values() if host.pid and not set(host.envs).isdisjoint(envs)]
         where = f" (pid {', '.join(map(str, pids))})" if pids else ""
         if self.policy is not None:
@@ -529,7 +531,7 @@ class Pool:
         assert request.future is not None
         try:
             if not await done_within([request.future], None if lease.deadline is None else lease.deadline.left):
-                raise self.late_error(self.states.unanswered(lease.selection.envs) or lease.selection.envs, lease)
+                raise self.late_error(lease.selection.envs, lease)
         finally:
             if not request.settled:
                 self.abandon(request)

@@ -297,8 +297,13 @@ class ProcessHost(WorkerHost):
         _watched.add(self)
         self._loop.add_reader(self._status, self._on_status)
         passing.send(self._sock, descriptors, None if kind.inherits else passing.tracker())
-        self._sock.setblocking(False)
-        self._loop.add_reader(self._sock, self._on_readable)
+        self.connect(self._sock)
+
+    def connect(self, sock: socket.socket) -> None:
+        """Exchange frames over this socket from now on."""
+        self._sock = sock
+        sock.setblocking(False)
+        self._loop.add_reader(sock, self._on_readable)
 
     def attachment(self, families: Sequence[Family]) -> bytes:
         places = [(family.envs, family.layout) for family in families]

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -97,7 +97,7 @@ class Restarted(Protocol):
 
     def select(self, indices: Any) -> Selection: ...
     def host_of(self, env: int) -> int: ...
-    def late_error(self, envs: Collection[int], lease: Lease) -> WorkerTimeoutError: ...
+    def late_error(self, envs: Set[int], lease: Lease) -> WorkerTimeoutError: ...
     def ask(self, lease: Lease, opcode: Opcode, values: Mapping[int, Any] | None) -> PendingOutcome: ...
     def abandon(self, request: PendingOutcome) -> None: ...
     def in_use(self, envs: Any) -> list[Fence]: ...
@@ -196,7 +196,7 @@ class RestartPolicy:
     async def _answers(self, request: PendingOutcome) -> Outcome:
         """Return what those said that lived; the others are restarted when this returns."""
         lease: Lease = request.lease
-        late: Collection[int] = ()
+        late: Set[int] = frozenset()
         if not request.settled:
             assert request.future is not None
             await done_within([request.future], None if lease.deadline is None else lease.deadline.left)

@@ -21,12 +21,12 @@ class FramesDriver(CoroutineDriver):
         self._pool: Any = running.pool
         self._exchange: Any = running.everything.exchange
         (self._input,) = self._pool.arrays[0]["input"].values()
-        self._channels = [(worker.channel, frozenset(worker.envs)) for worker in self._pool._workers.values()]
+        self._hosts = list(self._pool.hosts.values())
 
     async def _step(self) -> int:
         self._input[...] = self._next_actions()
         opcode = Opcode.STEP_AND_MAYBE_RESET
-        await asyncio.gather(*[channel.request(opcode, envs) for channel, envs in self._channels])
+        await asyncio.gather(*[host.ask(opcode) for host in self._hosts])
         return len(self._input)
 
 
