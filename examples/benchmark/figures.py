@@ -102,6 +102,11 @@ class Outcome:
         return statistics.median(self.speeds)
 
     @property
+    def parent_us(self) -> float:
+        """Microseconds of CPU that the calling process used for an env step, at the median of the turns."""
+        return statistics.median(1e6 * turn.cpu / turn.steps for turn in self.turns)
+
+    @property
     def parent_cpu(self) -> float:
         """Share of a core that the calling process used, at the median of the turns."""
         return statistics.median(turn.cpu / turn.seconds for turn in self.turns)
@@ -142,6 +147,20 @@ class Comparison:
         floors = [found for found in self.measured if found.system == "floor"]
         same = [floor for floor in floors if floor.num_processes == outcome.num_processes]
         return min(same or floors, key=lambda floor: floor.num_processes, default=None)
+
+    def overhead(self, outcome: Outcome) -> float | None:
+        """Seconds of a round that are not the envs' own, at the median of the turns; None where nobody knows these.
+
+        Envs that several processes share are taken to share the cores evenly.
+        """
+        alone = next((found for found in self.measured if found.system == "envs alone"), None)
+        if alone is None:
+            return None
+        at_once = min(max(outcome.num_processes, 1), self.cores)
+        own = [self.num_envs / speed / at_once for speed in alone.speeds]
+        return statistics.median(
+            self.num_envs / speed - least for speed, least in zip(outcome.speeds, own, strict=True)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The same, with plain types."""

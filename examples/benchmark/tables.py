@@ -10,11 +10,13 @@ __all__ = ["left_out", "speed_table", "start_up_table"]
 
 
 def speed_table(comparison: Comparison) -> Table:
-    """Return speeds: the median, the range, and ratios to the floor, the ideal and the systems of interest."""
+    """Return speeds: the median, the range, what is not the envs' own, and ratios to those that are of interest."""
     c = comparison
     table = Table(title=escape(f"{c.workload}: {c.text}; {c.num_envs} envs"), title_justify="left")
     table.add_column("system, processes", no_wrap=True)
-    columns = ["env steps/s", "min - max", "ms a round", "parent CPU"]
+    columns = ["env steps/s", "min - max", "ms a round", "parent CPU", "its us a round"]
+    if any(c.overhead(found) is not None for found in c.measured):
+        columns.append("overhead, ms")
     if c.floor_for(Outcome("", "", 0)):
         columns.append("x floor")
     if c.ideal:
@@ -35,7 +37,10 @@ def speed_row(comparison: Comparison, outcome: Outcome) -> list[str]:
         f"{min(speeds):,.0f} - {max(speeds):,.0f}",
         _milliseconds(1e3 * comparison.num_envs / median),
         f"{outcome.parent_cpu:.1%}",
+        f"{comparison.num_envs * outcome.parent_us:,.0f}",
     ]
+    if (overhead := comparison.overhead(outcome)) is not None:
+        cells.append(_milliseconds(1e3 * overhead))
     if floor := comparison.floor_for(outcome):
         cells.append(f"{ratio(speeds, floor.speeds):.2f}")
     if comparison.ideal:

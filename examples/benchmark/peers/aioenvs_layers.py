@@ -19,7 +19,7 @@ class FramesDriver(CoroutineDriver):
         running = self._env._running
         assert running is not None
         self._pool: Any = running.pool
-        self._exchange: Any = running.everything.exchange
+        self._rows: Any = running.everything.rows
         (self._input,) = self._pool.arrays[0]["input"].values()
         self._hosts = list(self._pool.hosts.values())
 
@@ -50,8 +50,7 @@ class ArraysDriver(PoolDriver):
     """The same, and results are copied out: of the step, and what the next one begins with."""
 
     def _read(self, outcome: Any) -> None:
-        following = self._exchange.step_result(None, outcome)
-        self._exchange.root_result(following, outcome)
+        self._rows.step(None, outcome, None, maybe_reset=True)
 
 
 SYSTEMS = (

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import mmap
 import os
+import select
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from drivers import LoopDriver
-from systems import FIRST_READY, NUM_BATCHES, Job, System, sample_actions
+from systems import FIRST_READY, NUM_BATCHES, Driver, Job, System, sample_actions
 
 __all__ = ["SYSTEMS"]
 
@@ -72,7 +73,10 @@ class Floor(LoopDriver):
                 observation, self.reward[row], *ends, _ = env.step(action)
                 self.ends[:, row] = ends
                 self.observation[row] = env.reset()[0] if any(ends) else observation
-            pipe.send(b"d")
+            self._done(pipe)
+
+    def _done(self, pipe: socket.socket) -> None:
+        pipe.send(b"d")
 
     async def _step(self) -> int:
         loop = asyncio.get_running_loop()
@@ -92,6 +96,124 @@ class Floor(LoopDriver):
         self._runner.close()
         for pid in self._pids:
             os.waitpid(pid, 0)
+
+
+class OnePipe(Floor):
+    """All processes say into one pipe that they are done, and the caller polls that; no event loop."""
+
+    def __init__(self, job: Job) -> None:
+        self._reading, self._writing = os.pipe()
+        super().__init__(job)
+        self._poll = select.poll()
+        self._poll.register(self._reading, select.POLLIN)
+        os.close(self._writing)
+
+    def _done(self, pipe: socket.socket) -> None:
+        os.write(self._writing, b"d")
+
+    def _begin(self) -> None:
+        self.action[:] = self._actions[self._count % NUM_BATCHES]
+        self._count += 1
+        for reply in self._replies:
+            reply.transport.write(b"s")
+
+    def step(self) -> int:
+        """Step once."""
+        self._begin()
+        left = len(self._replies)
+        while left:
+            self._poll.poll()
+            left -= len(os.read(self._reading, 4096))
+        _ = [part.copy() for part in (self.observation, self.reward, self.ends)]
+        return len(self.reward)
+
+    def turn(self, seconds: float) -> tuple[int, float]:
+        """Step in a plain loop."""
+        return Driver.turn(self, seconds)
+
+    def close(self) -> None:
+        """Close the pipes."""
+        super().close()
+        os.close(self._reading)
+
+
+class AwaitedPipe(OnePipe):
+    """The same pipe, read by the event loop, one future for a batch, and results as two TensorDicts, unchecked."""
+
+    _left = 0
+    _waiter: "asyncio.Future[None]"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        import torch
+        from tensordict import TensorDict
+
+        self._tensor, self._make = torch.from_numpy, TensorDict._new_unsafe
+        self._size, self._false = torch.Size([job.num_envs]), torch.zeros(job.num_envs, 1, dtype=torch.bool)
+
+    def _take(self) -> None:
+        self._left -= len(os.read(self._reading, 4096))
+        if not self._left:
+            self._waiter.set_result(None)
+
+    async def _step(self) -> int:
+        self._waiter, self._left = asyncio.get_running_loop().create_future(), len(self._replies)
+        self._begin()
+        await self._waiter
+        observation, reward, ends = (self._tensor(part.copy()) for part in (self.observation, self.reward, self.ends))
+        terminated, truncated = ends[0, :, None], ends[1, :, None]
+        flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
+        never = dict.fromkeys(flags, self._false)
+        options = {"batch_size": self._size, "device": None, "names": None}
+        self._make({"observation": observation, "reward": reward[:, None], **flags}, **options)
+        self._make({"observation": observation, **never}, **options)
+        return len(self.reward)
+
+    def step(self) -> int:
+        """Step once."""
+        return self._runner.run(self._listening())
+
+    async def _listening(self) -> int:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._reading, self._take)
+        try:
+            return await self._step()
+        finally:
+            loop.remove_reader(self._reading)
+
+    def turn(self, seconds: float) -> tuple[int, float]:
+        """Step within one run of the event loop."""
+        loop = self._runner.get_loop()
+        loop.add_reader(self._reading, self._take)
+        try:
+            return LoopDriver.turn(self, seconds)
+        finally:
+            loop.remove_reader(self._reading)
+
+
+class Alone(Driver):
+    """The envs in a bare loop: the time that they themselves take."""
+
+    def __init__(self, job: Job) -> None:
+        self._actions, self._count = sample_actions(job), 0
+        self._envs = [job.workload.make() for _ in range(job.num_envs)]
+        for env in self._envs:
+            env.reset()
+
+    def step(self) -> int:
+        """Step once."""
+        actions = self._actions[self._count % NUM_BATCHES]
+        self._count += 1
+        for env, action in zip(self._envs, actions.tolist() if actions.ndim == 1 else actions, strict=True):
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+        return len(self._envs)
+
+    def close(self) -> None:
+        """Close the envs."""
+        for env in self._envs:
+            env.close()
 
 
 class RoundTrip(Floor):
@@ -161,6 +283,11 @@ async def connect(pipes: Sequence[socket.socket]) -> list[Reply]:
 SYSTEMS = (
     System("floor", "packed", Floor),
     System("floor", "each", Floor),
+    System("envs alone", "inline", Alone),
+    System("pipe", "packed", OnePipe),
+    System("pipe", "each", OnePipe),
+    System("asyncio pipe + td", "packed", AwaitedPipe),
+    System("asyncio pipe + td", "each", AwaitedPipe),
     System("floor recv", "each", FirstReady, first_ready=True),
     System("floor", "each", RoundTrip, ("one",)),
 )
