@@ -22,6 +22,7 @@ from aioenvs.integrations.torchrl.batch_specs import TorchRLSpecs
 from aioenvs.integrations.torchrl.options import Values, Worker, found_at, translated
 from aioenvs.tensors.done import done_mask
 
+REGISTERED = ("_parameters", "_buffers", "_modules")  # where a torch.nn.Module has attributes besides its __dict__
 CONSTRUCTED = ("auto_reset", "auto_reset_replace", "policy", "compile", "compile_kwargs")
 
 
@@ -42,11 +43,12 @@ class _Unstarted(type(EnvBase)):  # type: ignore[misc]
         return type.__call__(cls, *args, **kwargs)
 
 
-class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
-    """One of the plain faces with TorchRL's specs and attributes.
+class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
+    """Many envs as one of TorchRL's: one of the plain faces in its dress; see `ParallelEnv` and `SerialEnv`.
 
-    `make` is the plain face or, for a view, what returns the plain view; `options` are TorchRL's, or those of the plain
-    face; `whole` is the batch of which it is a view, None if it is none.
+    It starts when its specs are first asked for, or by its first command. `make` is the plain face or, for a view, what
+    returns the plain view; `options` are TorchRL's, or those of the plain face; `whole` is the batch of which it is a
+    view, None if it is none.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
         num_workers: int,
         create_env_fn: Any,
         options: Mapping[str, Any],
-        whole: DressedEnv | None = None,
+        whole: BatchedEnv | None = None,
     ) -> None:
         self.__dict__["_envs"] = None
         self.__dict__["_whole"] = whole  # not a submodule
@@ -214,16 +216,6 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
             f"{type(self).__name__}(\n\tenv={self._dummy_env_str}, \n\tbatch_size={self.batch_size},"
             f"\n\tclosed={self.is_closed})"
         )
-
-
-REGISTERED = ("_parameters", "_buffers", "_modules")  # where a torch.nn.Module has attributes besides its __dict__
-
-
-class BatchedEnv(DressedEnv):
-    """Many envs as one of TorchRL's; see `ParallelEnv` and `SerialEnv`.
-
-    It starts when its specs are first asked for, or by its first command.
-    """
 
     # -- life -------------------------------------------------------------------------------------------
 
