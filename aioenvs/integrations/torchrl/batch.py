@@ -14,9 +14,10 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 from torchrl.envs.batched_envs import BatchedEnvBase
 
+from aioenvs.engine.portal import documented_by
 from aioenvs.errors import AioEnvsError
 from aioenvs.faces.forwarding import started_for_attribute
-from aioenvs.faces.sync_envs import View
+from aioenvs.faces.sync_envs import ParallelEnv, View
 from aioenvs.hints import no_writeback
 from aioenvs.integrations.torchrl.batch_specs import TorchRLSpecs
 from aioenvs.integrations.torchrl.options import Values, Worker, found_at, translated
@@ -254,15 +255,8 @@ class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
     def __exit__(self, *_: object) -> None:
         self.close(raise_if_closed=False)
 
+    @documented_by(ParallelEnv.to)
     def to(self, device: torch.device | str | int) -> Self:
-        """Bring specs and results to another device from now on.
-
-        Args:
-            device: Which.
-
-        Returns:
-            The same object.
-        """
         self._envs.to(device)
         self._options["device"] = self._envs.device
         self.__dict__["_device"] = self._envs.device
@@ -322,16 +316,8 @@ class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
         state = (type(self), self._make, self.num_workers, self._create_env_fn, self._options, self.__dict__["_known"])
         return _unpickled, (cloudpickle.dumps(state),)
 
+    @documented_by(ParallelEnv.__getitem__)
     def __getitem__(self, index: Any) -> Self:
-        """A live view of some envs.
-
-        Args:
-            index: An int, a slice, a list or an integer tensor; a view of one env is a batch of one.
-
-        Raises:
-            IndexError: If it selects nothing, or an env that does not exist.
-            NotImplementedError: If it is a bool mask.
-        """
         view: Self = _dressed(type(self), self.whole, self._envs[index])
         return view
 
