@@ -147,12 +147,7 @@ def _seconds(text: str) -> float:
 
 def check_bench_options(options: "BenchOptions") -> None:
     """Check what no single argument can tell; UsageError if two of them contradict each other."""
-    most = max(options.num_processes or [1])
-    if most > options.num_workers:
-        raise UsageError(
-            f"--num-processes {most} is more than --num-workers {options.num_workers}: "
-            "a process hosts at least one environment"
-        )
+    _check_processes(max(options.num_processes or [1]), options.num_workers)
 
 
 def check_options(options: RunOptions) -> None:
@@ -163,9 +158,13 @@ def check_options(options: RunOptions) -> None:
         raise UsageError(f"--start-method has no meaning with --backend {backend}, {why}")
     if backend == "serial" and options.num_processes is not None:
         raise UsageError("--num-processes has no meaning with --backend serial, which starts no process")
-    if options.num_processes is not None and options.num_processes > options.num_workers:
+    _check_processes(options.num_processes or 1, options.num_workers)
+
+
+def _check_processes(num_processes: int, num_workers: int) -> None:
+    if num_processes > num_workers:
         raise UsageError(
-            f"--num-processes {options.num_processes} is more than --num-workers {options.num_workers}: "
+            f"--num-processes {num_processes} is more than --num-workers {num_workers}: "
             "a process hosts at least one environment"
         )
 

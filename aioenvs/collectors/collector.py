@@ -139,8 +139,8 @@ class AsyncCollector(Progressing):
             raise TypeError(f"AsyncCollector needs an async env, but {shown(env)} is none: use Collector for it")
         if not isinstance(env, AsyncEnvs):
             raise TypeError(f"expected an AsyncParallelEnv, an AsyncSerialEnv or a view of one, got {shown(env)}")
-        plan = Plan.of(
-            env.num_workers,
+        plan = Plan(
+            num_workers=env.num_workers,
             frames_per_batch=frames_per_batch,
             total_frames=total_frames,
             min_get=min_get,
@@ -218,7 +218,7 @@ class AsyncCollector(Progressing):
             return
         way = await self._find_way()
         progress = self._progress
-        if progress.plan.resets and way.is_between:
+        if progress.plan.reset_at_each_iter and way.is_between:
             way.restart()
         act = partial(self._actor.act, self._env, at_random=progress.at_random)
         self._batch = await way.batch(act, progress.batches_left)

@@ -13,65 +13,53 @@ import torch
 from aioenvs.errors import shown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """The numbers that a collector keeps to.
+
+    TypeError if one is no integer, ValueError if one is out of range, or they do not fit each other.
 
     Attributes:
         num_workers: How many envs there are.
         frames_per_batch: Frames of a batch.
         total_frames: Frames of the whole run, rounded up to full batches; None for an endless one.
         min_get: How many envs are waited for at least; None where all step together.
-        random_frames: So many frames at the beginning have random actions, rounded up to full batches.
-        resets: Whether each batch begins with new episodes.
+        init_random_frames: So many frames at the beginning have random actions, rounded up to full batches.
+        reset_at_each_iter: Whether each batch begins with new episodes.
     """
 
     num_workers: int
     frames_per_batch: int
     total_frames: int | None
     min_get: int | None
-    random_frames: int
-    resets: bool
+    init_random_frames: int | None
+    reset_at_each_iter: bool
 
-    @classmethod
-    def of(
-        cls,
-        num_workers: int,
-        *,
-        frames_per_batch: int,
-        total_frames: int | None,
-        min_get: int | None,
-        init_random_frames: int | None,
-        reset_at_each_iter: bool,
-    ) -> Plan:
-        """Check the numbers.
-
-        TypeError if one is no integer, ValueError if one is out of range, or they do not fit each other.
-        """
-        _check_positive("frames_per_batch", frames_per_batch)
-        if min_get is None:
-            _check_divisible(frames_per_batch, num_workers, f"{num_workers} envs")
+    def __post_init__(self) -> None:
+        _check_positive("frames_per_batch", self.frames_per_batch)
+        if self.min_get is None:
+            _check_divisible(self.frames_per_batch, self.num_workers, f"{self.num_workers} envs")
         else:
-            _check_positive("min_get", min_get)
-            if min_get > num_workers:
-                raise ValueError(f"min_get={min_get} envs can never be ready: there are {num_workers}")
-            if reset_at_each_iter:
+            _check_positive("min_get", self.min_get)
+            if self.min_get > self.num_workers:
+                raise ValueError(f"min_get={self.min_get} envs can never be ready: there are {self.num_workers}")
+            if self.reset_at_each_iter:
                 raise ValueError(
                     "reset_at_each_iter=True would lose the steps that are under way when a batch is full, which "
                     "min_get keeps for the next one; choose one of the two"
                 )
-        if total_frames in (None, -1):
-            total_frames = None
+        total = None if self.total_frames in (None, -1) else self.total_frames
+        if total is not None:
+            _check_positive("total_frames", total, ", or -1 for an endless run")
+            total = _rounded_up("total_frames", total, self.frames_per_batch)
+        random = self.init_random_frames
+        if random is None or random in (-1, 0):
+            random = 0
         else:
-            _check_positive("total_frames", total_frames, ", or -1 for an endless run")
-        return cls(
-            num_workers,
-            frames_per_batch,
-            _rounded_up("total_frames", total_frames, frames_per_batch) if total_frames else None,
-            min_get,
-            _rounded_up("init_random_frames", _random_frames(init_random_frames), frames_per_batch),
-            reset_at_each_iter,
-        )
+            _check_positive("init_random_frames", random)
+            random = _rounded_up("init_random_frames", random, self.frames_per_batch)
+        object.__setattr__(self, "total_frames", total)
+        object.__setattr__(self, "init_random_frames", random)
 
     def steps_per_batch(self, batch_size: torch.Size) -> int:
         """How many steps, of all envs together or with `min_get` of single ones, fill a batch of frames.
@@ -100,13 +88,6 @@ def _check_divisible(frames: int, unit: int, what: str) -> None:
             f"frames_per_batch={frames} cannot be shared out among {what}: give {' or '.join(fitting)}, or min_get for "
             "batches of whoever is ready first"
         )
-
-
-def _random_frames(number: Any) -> int:
-    if number in (None, -1, 0):
-        return 0
-    _check_positive("init_random_frames", number)
-    return int(number)
 
 
 def _rounded_up(name: str, frames: int, frames_per_batch: int) -> int:
@@ -141,7 +122,7 @@ class Progress:
     @property
     def at_random(self) -> bool:
         """Whether the actions of the next batch are random, whatever the policy is."""
-        return self.frames < self.plan.random_frames
+        return self.frames < (self.plan.init_random_frames or 0)
 
     @property
     def batches_left(self) -> int | None:

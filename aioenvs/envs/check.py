@@ -63,17 +63,9 @@ async def check_async_env_specs(
     tensordict: TensorDictBase | None = None,
     break_when_any_done: bool | Literal["both"] | None = None,
 ) -> None:
-    """Check, as `check_env_specs` does, an env whose methods are coroutines.
+    """Check, as `check_env_specs` does and with the same arguments, an env whose methods are coroutines.
 
     Cancelling it cancels the rollout.
-
-    Args:
-        env: An async env.
-        return_contiguous: See `check_env_specs`, as for the other arguments.
-        check_dtype: Whether dtypes must be the same.
-        seed: For torch's generator and for the env.
-        tensordict: What to begin the rollout with.
-        break_when_any_done: Whether the rollout ends with an episode; "both" to check one and the other.
 
     Raises:
         SpecMismatchError: If the rollout differs from the specs.

@@ -86,17 +86,12 @@ class EnvWrapper(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         self._pending_seed = seed
 
-    def take_pending_seed(self) -> int | None:
-        """Return the seed that the next reset would use, which it does not use any more; None if there is none."""
-        seed, self._pending_seed = self._pending_seed, None
-        return seed
-
     def _store_action(self, tensordict: TensorDictBase) -> None:
         objects: dict[Key, Any] = {}
         for key, spec in self._action_leaves.items():
             value = tensordict.get(key, None)
             if value is None:
-                raise self.action_mismatch(spec, key, f"nothing among the keys {list(tensordict.keys(True))!r}")
+                raise action_mismatch(self, spec, key, f"nothing among the keys {list(tensordict.keys(True))!r}")
             if isinstance(spec, NonTensor):
                 objects[key] = spec.to_numpy(value)
             else:
@@ -106,7 +101,7 @@ class EnvWrapper(EnvBase):
     def _store(self, spec: TensorSpec, value: Any, key: Key, array: NDArray[Any]) -> None:
         """Store a tensor that fits; whether a number is within the bounds of a Box is the env's affair."""
         if not isinstance(value, torch.Tensor) or value.shape != spec.shape:
-            raise self.action_mismatch(spec, key, shown(value))
+            raise action_mismatch(self, spec, key, shown(value))
         shape = array.shape[1:]
         if isinstance(spec, Bounded | Unbounded):
             given = spec.to_numpy(value).reshape(shape)
@@ -116,12 +111,8 @@ class EnvWrapper(EnvBase):
         exact = is_convertible(value, dtype) or not torch.can_cast(value.dtype, dtype)
         whole = cast_exactly(value, dtype) if exact else value.to(dtype)
         if whole is None or not spec.is_in(whole):
-            raise self.action_mismatch(spec, key, shown(value))
+            raise action_mismatch(self, spec, key, shown(value))
         array[0] = np.reshape(spec.to_numpy(whole), shape)
-
-    def action_mismatch(self, spec: TensorSpec, key: Key, found: str) -> SpecMismatchError:
-        """Return the error for an action that is none of its spec."""
-        return SpecMismatchError(f"{self!r}: expected {shown(spec)} at {key!r}, found {found}")
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Fill in random actions, drawn from torch's generator, and samples of the spaces that are `NonTensor`.
@@ -137,11 +128,6 @@ class EnvWrapper(EnvBase):
             space.seed(int(torch.randint(2**31, ())))
             result.set(nested_key(key), non_tensor(space.sample(), self._action_leaves[key].ndim))
         return result
-
-    @property
-    def wrapped_metadata(self) -> EnvMetadata:
-        """What the wrapped env says of itself through its adapter."""
-        return self._adapter.metadata
 
     @property
     def object_action_spaces(self) -> dict[Key, Any]:
@@ -204,6 +190,22 @@ class EnvWrapper(EnvBase):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(env={self._env}, batch_size={self.batch_size}, device={self.device})"
+
+
+def metadata_of(env: EnvWrapper) -> EnvMetadata:
+    """What the env in a wrapper says of itself, through its adapter."""
+    return env._adapter.metadata
+
+
+def take_pending_seed(env: EnvWrapper) -> int | None:
+    """Return the seed that the next reset would use, which does not use it any more; None if there is none."""
+    seed, env._pending_seed = env._pending_seed, None
+    return seed
+
+
+def action_mismatch(env: EnvWrapper, spec: TensorSpec, key: Key, found: str) -> SpecMismatchError:
+    """Return the error for an action that is none of its spec."""
+    return SpecMismatchError(f"{env!r}: expected {shown(spec)} at {key!r}, found {found}")
 
 
 class GymWrapper(ReadsInfo, EnvWrapper):

@@ -15,7 +15,7 @@ from aioenvs.engine.adapters.gymnasium import GymAdapter
 from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.layout import HALVES, INPUT, NEXT, ROOT, STATUS, WRITE_ROOT, Arrays, EnvMetadata, Key, Leaf
 from aioenvs.envs.adapter import TensorDictAdapter
-from aioenvs.envs.gym import EnvWrapper, GymEnv, GymWrapper
+from aioenvs.envs.gym import EnvWrapper, GymEnv, GymWrapper, action_mismatch, metadata_of, take_pending_seed
 from aioenvs.envs.pettingzoo import PettingZooEnv, PettingZooWrapper
 from aioenvs.errors import shown
 from aioenvs.specs import Bounded, Composite, MultiOneHot, NonTensor, OneHot, TensorSpec, Unbounded
@@ -38,7 +38,7 @@ def can_see_through(env: Any) -> bool:
         return False
     if isinstance(env, GymWrapper) and env.info_dict_reader:
         return False
-    return has_values_of(env.wrapped_metadata, env.output_spec, env.input_spec)
+    return has_values_of(metadata_of(env), env.output_spec, env.input_spec)
 
 
 def has_values_of(
@@ -164,18 +164,18 @@ class UnwrappingAdapter(TensorDictAdapter):
 
         def decode() -> None:
             if not spec.is_in(value):
-                raise self.env.action_mismatch(spec, key, shown(value))
+                raise action_mismatch(self.env, spec, key, shown(value))
             target[0] = np.reshape(spec.to_numpy(value), target.shape[1:])
 
         def decode_one() -> None:
             choice = int(row.argmax())
             if row[choice] != 1 or np.count_nonzero(row) != 1:
-                raise self.env.action_mismatch(spec, key, shown(value))
+                raise action_mismatch(self.env, spec, key, shown(value))
             target[0] = choice
 
         def decode_integers() -> None:
             if (row < low).any() or (row > high).any():
-                raise self.env.action_mismatch(spec, key, shown(value))
+                raise action_mismatch(self.env, spec, key, shown(value))
             target[0] = row
 
         if isinstance(spec, MaskedSpec) and spec.mask is None and row.dtype.kind in "iu" and row.shape == spec.shape:
@@ -247,7 +247,7 @@ class WrapperAdapter(UnwrappingAdapter):
         try:
             return super().perform(call)
         finally:
-            if (seed := self.env.take_pending_seed()) is not None:  # a call may have seeded the env
+            if (seed := take_pending_seed(self.env)) is not None:  # a call may have seeded the env
                 self._inner.seed(seed)
 
 

@@ -86,7 +86,6 @@ class IntervalSpec(TensorLeafSpec):
     _scalars: tuple[float, float] | None
     """The bounds where they are the same for all elements: most work is then one call."""
     _finite: bool
-    _whole_numbers = True
 
     def _bound(self, low: torch.Tensor, high: torch.Tensor) -> None:
         """Set the bounds, which broadcast to the spec's shape and which its dtype can hold."""
@@ -259,11 +258,6 @@ class Bounded(IntervalSpec):
         _check_bounds(low, high, self._shape)
         self._bound(low, high)
 
-    @property
-    def domain(self) -> str | None:
-        """The kind of values: "continuous" for floating-point dtypes, else "discrete"."""
-        return "continuous" if self._dtype.is_floating_point else "discrete"
-
     def cardinality(self) -> int | float:
         """Return infinity, whatever the dtype, as TorchRL does."""
         return math.inf
@@ -401,6 +395,8 @@ class Unbounded(TensorLeafSpec):
     torch.Size([4, 2, 3])
     """
 
+    _whole_numbers = False
+
     @dtype_or_device_first(1)
     def __init__(
         self,
@@ -426,11 +422,6 @@ class Unbounded(TensorLeafSpec):
             info = torch.finfo(self._dtype) if self._dtype.is_floating_point else torch.iinfo(self._dtype)
             extreme = (info.min, info.max)[which]
         return torch.tensor(extreme, dtype=self._dtype, device=self._device).expand(concrete(self._shape))
-
-    @property
-    def domain(self) -> str | None:
-        """The kind of values: "continuous" for floating-point dtypes, else "discrete"."""
-        return "continuous" if self._dtype.is_floating_point else "discrete"
 
     def rand(self, shape: Lead = ()) -> torch.Tensor:
         """Return a random value of shape `(*shape, *self.shape)`: normal, or uniform for integers."""

@@ -117,6 +117,7 @@ class TensorLeafSpec(LeafSpec):
 
     _dtype: torch.dtype
     _device: torch.device
+    _whole_numbers = True
 
     def __init__(self, shape: Iterable[int] | int, dtype: torch.dtype, device: DeviceLike | None) -> None:
         super().__init__(shape, torch.get_default_device() if device is None else device)
@@ -136,8 +137,8 @@ class TensorLeafSpec(LeafSpec):
 
     @property
     def domain(self) -> str | None:
-        """The kind of values: "continuous" or "discrete"."""
-        return "discrete"
+        """The kind of values: "continuous" for floating-point numbers that need not be whole, else "discrete"."""
+        return "discrete" if self._whole_numbers or not self._dtype.is_floating_point else "continuous"
 
     def zero(self, shape: Lead = ()) -> torch.Tensor:
         """Return zeros of shape `(*shape, *self.shape)`; they need not be in the spec."""

@@ -50,14 +50,13 @@ class EpisodicEnv(EnvBase):
 
     steps: torch.Tensor
     max_steps: Any
-    truncates = False
 
-    def _count_steps(self, max_steps: int | None) -> None:
-        self.max_steps = max_steps
+    def _count_steps(self, max_steps: int | None, *, truncates: bool = False) -> None:
+        self.max_steps, self._truncates = max_steps, truncates
         shape = torch.Size((*self.batch_size, 1))
         self.register_buffer("steps", torch.zeros(shape, dtype=torch.int64, device=self.device))
         self.reward_spec = Unbounded(shape=shape, device=self.device)
-        done = done_leaves(shape, self.device, self.truncates)
+        done = done_leaves(shape, self.device, truncates)
         self.done_spec = Composite(done, shape=self.batch_size, device=self.device)
 
     def _observed(self) -> dict[str, Any]:
@@ -76,7 +75,7 @@ class EpisodicEnv(EnvBase):
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         self.steps = restarted(self.steps, tensordict, 0)
         self._begin(tensordict)
-        done = end_of_episode(self.steps, None, self.truncates)
+        done = end_of_episode(self.steps, None, self._truncates)
         return TensorDict({**self._observed(), **done}, self.batch_size, device=self.device)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -84,7 +83,7 @@ class EpisodicEnv(EnvBase):
         self._act(tensordict)
         entries = self._observed()
         entries["reward"] = self._rewarded(entries)
-        entries.update(end_of_episode(self.steps, self.max_steps, self.truncates))
+        entries.update(end_of_episode(self.steps, self.max_steps, self._truncates))
         return TensorDict(entries, self.batch_size, device=self.device)
 
     def _set_seed(self, seed: int | None) -> None:
@@ -146,7 +145,7 @@ class CountingEnv(EpisodicEnv):
         self.truncates, self.adds_up, self.in_place = truncates, adds_up, in_place
         self.custom_attr = custom_attr
         self.seed: int | None = None
-        self._count_steps(max_steps)
+        self._count_steps(max_steps, truncates=truncates)
         shape = self.steps.shape
         for name in ("origin", "total"):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.int64, device=device))

@@ -14,14 +14,16 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 from torchrl.envs.batched_envs import BatchedEnvBase
 
+from aioenvs.engine.portal import documented_by
 from aioenvs.errors import AioEnvsError
 from aioenvs.faces.forwarding import started_for_attribute
-from aioenvs.faces.sync_envs import View
+from aioenvs.faces.sync_envs import ParallelEnv, View
 from aioenvs.hints import no_writeback
 from aioenvs.integrations.torchrl.batch_specs import TorchRLSpecs
 from aioenvs.integrations.torchrl.options import Values, Worker, found_at, translated
 from aioenvs.tensors.done import done_mask
 
+REGISTERED = ("_parameters", "_buffers", "_modules")  # where a torch.nn.Module has attributes besides its __dict__
 CONSTRUCTED = ("auto_reset", "auto_reset_replace", "policy", "compile", "compile_kwargs")
 
 
@@ -42,11 +44,12 @@ class _Unstarted(type(EnvBase)):  # type: ignore[misc]
         return type.__call__(cls, *args, **kwargs)
 
 
-class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
-    """One of the plain faces with TorchRL's specs and attributes.
+class BatchedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
+    """Many envs as one of TorchRL's: one of the plain faces in its dress; see `ParallelEnv` and `SerialEnv`.
 
-    `make` is the plain face or, for a view, what returns the plain view; `options` are TorchRL's, or those of the plain
-    face; `whole` is the batch of which it is a view, None if it is none.
+    It starts when its specs are first asked for, or by its first command. `make` is the plain face or, for a view, what
+    returns the plain view; `options` are TorchRL's, or those of the plain face; `whole` is the batch of which it is a
+    view, None if it is none.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
         num_workers: int,
         create_env_fn: Any,
         options: Mapping[str, Any],
-        whole: DressedEnv | None = None,
+        whole: BatchedEnv | None = None,
     ) -> None:
         self.__dict__["_envs"] = None
         self.__dict__["_whole"] = whole  # not a submodule
@@ -215,16 +218,6 @@ class DressedEnv(BatchedEnvBase, metaclass=_Unstarted):  # type: ignore[misc]
             f"\n\tclosed={self.is_closed})"
         )
 
-
-REGISTERED = ("_parameters", "_buffers", "_modules")  # where a torch.nn.Module has attributes besides its __dict__
-
-
-class BatchedEnv(DressedEnv):
-    """Many envs as one of TorchRL's; see `ParallelEnv` and `SerialEnv`.
-
-    It starts when its specs are first asked for, or by its first command.
-    """
-
     # -- life -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -262,15 +255,8 @@ class BatchedEnv(DressedEnv):
     def __exit__(self, *_: object) -> None:
         self.close(raise_if_closed=False)
 
+    @documented_by(ParallelEnv.to)
     def to(self, device: torch.device | str | int) -> Self:
-        """Bring specs and results to another device from now on.
-
-        Args:
-            device: Which.
-
-        Returns:
-            The same object.
-        """
         self._envs.to(device)
         self._options["device"] = self._envs.device
         self.__dict__["_device"] = self._envs.device
@@ -330,16 +316,8 @@ class BatchedEnv(DressedEnv):
         state = (type(self), self._make, self.num_workers, self._create_env_fn, self._options, self.__dict__["_known"])
         return _unpickled, (cloudpickle.dumps(state),)
 
+    @documented_by(ParallelEnv.__getitem__)
     def __getitem__(self, index: Any) -> Self:
-        """A live view of some envs.
-
-        Args:
-            index: An int, a slice, a list or an integer tensor; a view of one env is a batch of one.
-
-        Raises:
-            IndexError: If it selects nothing, or an env that does not exist.
-            NotImplementedError: If it is a bool mask.
-        """
         view: Self = _dressed(type(self), self.whole, self._envs[index])
         return view
 
