@@ -21,6 +21,7 @@ from aioenvs.engine.waiting import hear
 from aioenvs.errors import ClosedError, WorkerError
 from aioenvs.faces.commands import AsyncEnvs
 from aioenvs.faces.requests import envs_of, index_of
+from aioenvs.faces.steps import step_apart
 from aioenvs.tensors.device import Device, Transfer, backend_of, checked_device
 from aioenvs.tensors.done import done_mask
 from aioenvs.tensors.storage import StepStorage, array_of
@@ -360,7 +361,7 @@ class Lockstep(CollectStrategy):
 
     async def _step(self) -> TensorDictBase:
         assert self._sent is not None
-        return await self._env.step_apart(self._sent)
+        return await step_apart(self._env, self._sent)
 
     async def _attempt(
         self, command: Callable[[], Coroutine[Any, Any, Any]], meanwhile: Callable[[], object] = lambda: None

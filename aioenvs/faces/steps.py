@@ -173,15 +173,6 @@ class AsyncSteps(AsyncCalls):
         assert root is not None
         return tensordict, root
 
-    async def step_apart(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Take a step as `step_and_maybe_reset` does, and return the root for the next one, with memory of its own.
-
-        What a policy does to that root leaves `tensordict` as it is, which can so be kept for a while.
-        """
-        root = await self._advance(tensordict, maybe_reset=True, apart=True)
-        assert root is not None
-        return root
-
     async def on_host(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Results on the host: those of a `device` come back as one copy, without keeping the event loop waiting.
 
@@ -361,3 +352,13 @@ class AsyncSteps(AsyncCalls):
         after = spec.results.after_step(td, entries_of(td, spec.signature), following, root)
         assert after is not None
         return td, after
+
+
+async def step_apart(envs: AsyncSteps, tensordict: TensorDictBase) -> TensorDictBase:
+    """Take a step as `step_and_maybe_reset` does, and return the root for the next one, with memory of its own.
+
+    What a policy does to that root leaves `tensordict` as it is, which can so be kept for a while.
+    """
+    root = await envs._advance(tensordict, maybe_reset=True, apart=True)
+    assert root is not None
+    return root

@@ -17,6 +17,7 @@ from aioenvs.specs import TensorSpec
 from aioenvs.tensors.storage import array_of, cast_exactly, is_convertible
 from aioenvs.tensors.trees import ABSENT, Key, Parts, Tree, is_loose, nested_key, objects_of, plain
 
+UNSIGNED = {np.dtype(f"i{size}"): np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 Place = Key | tuple[Key, int]  # of an input of all envs, or of one of them, by its row
 
 
@@ -27,11 +28,13 @@ class Bounds(NamedTuple):
         low: The lowest.
         high: One past the highest.
         alike: Whether they are those of each env, rather than one for each.
+        count: The highest of all, where every number is one of so many from 0 on; else 0.
     """
 
     low: NDArray[Any]
     high: NDArray[Any]
     alike: bool
+    count: int = 0
 
     @classmethod
     def of(cls, spaces: Sequence[Any], ndim: int) -> Bounds | None:
@@ -41,7 +44,8 @@ class Bounds(NamedTuple):
             return None
         low, high = (np.stack([np.asarray(each[end]) for each in ranges if each is not None]) for end in (0, 1))
         if (low == low[0]).all() and (high == high[0]).all():
-            return cls(low[0], high[0], True)
+            from_zero = not low.any() and (high == high.flat[0]).all() and high.flat[0] > 0
+            return cls(low[0], high[0], True, int(high.flat[0]) if from_zero else 0)
         low, high = (each.reshape(len(spaces), *each.shape[1:], *[1] * (ndim - each.ndim + 1)) for each in (low, high))
         return cls(low, high, False)
 
@@ -159,8 +163,8 @@ class InputLeaf:
             value = batch.tree.get(td, self.key)
         if not isinstance(value, torch.Tensor):
             raise missing(td, self.key, value, self._kind)
-        shape = value.shape
-        if shape[1:] != self._form or shape[:1] != (len(batch.envs),):
+        shape, form, count = value.shape, self._form, len(batch.envs)
+        if len(shape) != len(form) + 1 or shape[0] != count or (form and shape[1:] != form):
             raise self._mismatch(f"shape {(len(batch.envs), *self._form)}", f"shape {tuple(shape)}")
         if value.dtype is not self._dtype:
             if own is not None and not arrived and self._target is not None and is_convertible(value, self._dtype):
@@ -242,9 +246,11 @@ class InputLeaf:
         return value.cpu()
 
     def _check_range(self, batch: EnvsOfFamily, array: NDArray[Any], bounds: Bounds, rows: RowIndex) -> None:
-        low, high, _ = bounds.select(batch.members)
-        if array.size == 1 and low.item() <= array.item() < high.item():
-            return  # in a fifth of the time
+        # Negative numbers are large ones without their sign, so that one comparison tells of both ends.
+        unsigned = UNSIGNED.get(array.dtype) if bounds.count else None
+        if unsigned is not None and np.maximum.reduce(array.view(unsigned), axis=None) < bounds.count:
+            return
+        low, high, *_ = bounds.select(batch.members)
         outside = (array < low) | (array >= high)
         if not outside.any():
             return
