@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import weakref
 from collections.abc import Mapping
 from typing import Protocol
 
 from aioenvs.engine.pools.host import Host
+from aioenvs.engine.pools.launching import disown_in_forks
 from aioenvs.engine.pools.requests import Share
 from aioenvs.engine.protocol import RECORD, RECORD_MAGIC, Opcode
 
-__all__ = ["CompletionPipe", "Settler", "close_in_fork"]
+__all__ = ["CompletionPipe", "Settler"]
 
 logger = logging.getLogger("aioenvs")
 
 CHUNK = 1 << 16  # bytes that the pipe of most systems holds
 MAGIC = bytes([RECORD_MAGIC])
 DONE, DONE_EACH = int(Opcode.DONE), int(Opcode.DONE_EACH)
-
-# A fork of the parent must not keep the reading ends open, or workers would write to nobody for ever.
-_pipes: weakref.WeakSet[CompletionPipe] = weakref.WeakSet()
 
 Each = list[tuple[Host, Share, int, int, float]]
 
@@ -61,7 +57,7 @@ class CompletionPipe:
         self._rest = b""
         self._warned = False
         os.set_blocking(self._reading, False)
-        _pipes.add(self)
+        disown_in_forks(self)  # which would keep the reading end open, and workers write to nobody for ever
         self._loop.add_reader(self._reading, self.drain)
 
     def drain(self) -> None:
@@ -152,7 +148,6 @@ class CompletionPipe:
 
     def close(self) -> None:
         """Close both ends."""
-        _pipes.discard(self)
         if self._reading >= 0:
             if not self._loop.is_closed():
                 self._loop.remove_reader(self._reading)
@@ -161,13 +156,6 @@ class CompletionPipe:
     def disown(self) -> None:
         """Close both ends where the loop is another process's."""
         for end in (self._reading, self.writing):
-            with contextlib.suppress(OSError):
+            if end >= 0:
                 os.close(end)
         self._reading = self.writing = -1
-
-
-def close_in_fork() -> None:
-    """In a fork of the parent: close what is the parent's."""
-    for pipe in list(_pipes):
-        pipe.disown()
-    _pipes.clear()
