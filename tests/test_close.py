@@ -370,13 +370,13 @@ async def test_closed_while_a_worker_is_replaced(restarts: bool) -> None:
     (worker,) = processes(env)
     pool = env._pool
     replacing = asyncio.Event()
-    replace = pool.replace
+    replace = pool.crew.replace
 
     async def announced(index: int) -> None:
         replacing.set()
         await replace(index)
 
-    pool.replace = announced
+    pool.crew.replace = announced
     worker.kill()
     asking = asyncio.ensure_future(env.step(acting([0, 0])))
     if not restarts:
