@@ -42,7 +42,7 @@ from oracle import start_what_torchrl_shares
 from processes import children, still_alive
 from tiers import EVERY_COMBINATION, beyond_covering, beyond_one_face
 
-from aioenvs.engine.pools import process_host as process
+from aioenvs.engine.pools import launching as process
 
 PATIENCE = 2.0  # seconds that what was just closed gets to vanish
 PACKAGE = f"{Path(process.__file__).parents[1]}{os.sep}"

@@ -29,7 +29,7 @@ import psutil
 from chaos import impatient
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv
-from aioenvs.engine.pools import process_host as process
+from aioenvs.engine.pools import launching as process
 from aioenvs.errors import WorkerDiedError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each worker would import torch for it

@@ -22,7 +22,7 @@ from processes import still_alive
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
 from aioenvs.engine.config import START_METHODS
-from aioenvs.engine.pools import process_host as process
+from aioenvs.engine.pools import launching as process
 from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, WorkerDiedError
 
 start_methods = pytest.mark.parametrize("method", START_METHODS)
@@ -370,13 +370,13 @@ async def test_closed_while_a_worker_is_replaced(restarts: bool) -> None:
     (worker,) = processes(env)
     pool = env._pool
     replacing = asyncio.Event()
-    bring_back = pool._bring_back
+    replace = pool.crew.replace
 
     async def announced(index: int) -> None:
         replacing.set()
-        await bring_back(index)
+        await replace(index)
 
-    pool._bring_back = announced
+    pool.crew.replace = announced
     worker.kill()
     asking = asyncio.ensure_future(env.step(acting([0, 0])))
     if not restarts:

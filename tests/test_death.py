@@ -12,7 +12,7 @@ from failing_envs import CountingEnv, Gate, numbered
 from processes import still_alive
 
 from aioenvs import AsyncParallelEnv, ParallelEnv
-from aioenvs.engine.pools import process_host as process
+from aioenvs.engine.pools import launching as process
 from aioenvs.errors import ResetNeededError, WorkerDiedError
 
 DEATHS: list[tuple[Any, str]] = [

@@ -84,7 +84,7 @@ ASYNC_PARTS = (
 )
 # These only pickle what `multiprocessing` shares, as it does.
 SENDING = {"aioenvs.engine.worker.descriptors", "aioenvs.engine.pools.factories"}
-FORKING = {"aioenvs.engine.pools.process_host", "aioenvs.engine.pools.launcher"}
+FORKING = {"aioenvs.engine.pools.launching", "aioenvs.engine.pools.launcher"}
 
 
 class Import(NamedTuple):

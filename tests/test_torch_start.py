@@ -18,7 +18,7 @@ from processes import still_alive
 
 import aioenvs
 from aioenvs import AsyncParallelEnv, EnvCreator, ParallelEnv
-from aioenvs.engine.pools import process_host as process
+from aioenvs.engine.pools import launching as process
 from aioenvs.engine.preload import modules_to_preload
 from aioenvs.testing import CountingEnv
 

@@ -8,15 +8,28 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from aioenvs.engine.double_buffer import Fence
 from aioenvs.errors import shown
 
-__all__ = ["MOST", "TURNS", "Deadline", "FenceWaiter", "check_seconds", "done_within", "drop", "hear", "outlast"]
+__all__ = [
+    "MOST",
+    "TURNS",
+    "Deadline",
+    "FenceWaiter",
+    "all_or_none",
+    "check_seconds",
+    "done_within",
+    "drop",
+    "hear",
+    "outlast",
+]
 
+
+T = TypeVar("T")
 
 TURNS = 10  # of the loop, in which what came while it did not run gets to whoever waits for it
 
@@ -104,6 +117,18 @@ async def outlast(task: asyncio.Future[Any], hurry: Callable[[], None] | None = 
                 hurry()
     if cancelled is not None:
         raise cancelled
+
+
+async def all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all at once and return their results; the first that fails ends the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def drop(future: asyncio.Future[Any]) -> None:

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 from aioenvs.engine.adapters.base import Call, ResetArguments
@@ -23,22 +23,25 @@ from aioenvs.engine.layout import (
     Arrays,
     EnvMetadata,
     Family,
-    check_unchanged,
     form_families,
     interned,
 )
-from aioenvs.engine.pools.factories import Descriptors, Shipment
+from aioenvs.engine.pools.crew import Crew
 from aioenvs.engine.pools.host import Exit, Host, HostKind, WorkerHost
 from aioenvs.engine.pools.requests import (
     Deliver,
+    Each,
     FirstReady,
     Lease,
     PendingOutcome,
     Selection,
+    Selections,
     Share,
     StepTimes,
     Timeouts,
     closed_meanwhile,
+    hear_each,
+    late_copy,
     wrong_loop,
 )
 from aioenvs.engine.pools.restart_policy import RestartPolicy
@@ -53,7 +56,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger("aioenvs")
 
-MAX_SELECTIONS = 1024  # how many are remembered
 STEP, STEP_AND_MAYBE_RESET = Opcode.STEP, Opcode.STEP_AND_MAYBE_RESET
 
 
@@ -74,7 +76,9 @@ class Pool:
         buffers: For each family in which half its envs have and write their values; known once started.
         has_coroutines: Whether some envs of each host do, so that cancelling a request cancels these; known once
             started.
+        crew: The hosts, and what becomes of them.
         hosts: Those that there are, by number.
+        traits: What they are like.
         policy: What is done about hosts that die; None if that is for the next reset to see to.
         suspends: Whether commands may wait for something, and so want an event loop.
         shares_loop: Whether the event loop has others to run while a request waits for a fence.
@@ -87,33 +91,30 @@ class Pool:
     """
 
     def __init__(self, kind: HostKind) -> None:
-        config, self._kind, self._traits = kind.config, kind, kind.traits
-        self.timeouts = config.timeouts if self._traits.is_bound else Timeouts()
-        self.groups = config.groups if self._traits.is_bound else (tuple(range(len(config.factories))),)
+        config, self._kind = kind.config, kind
+        self.traits = kind.traits
+        self.timeouts = config.timeouts if self.traits.is_bound else Timeouts()
+        self.groups = config.groups if self.traits.is_bound else (tuple(range(len(config.factories))),)
         self.num_envs = sum(map(len, self.groups))
         self.states = EnvStates(self.num_envs)
-        self.replaced = [0] * len(self.groups)
         self.times = [StepTimes() for _ in self.groups]
-        self.suspends, self.ships = self._traits.suspends, self._traits.ships
+        self.suspends, self.ships = self.traits.suspends, self.traits.ships
         self.shares_loop, self.fenced = True, False
         self.fence_waiter = FenceWaiter()
-        self.hosts: dict[int, Any] = {}
+        self.crew = Crew(kind, self)
+        self.hosts, self.replaced = self.crew.hosts, self.crew.replaced
         self.metadata: tuple[EnvMetadata, ...] = ()
         self.families: tuple[Family, ...] = ()
         self.arrays: tuple[dict[str, Arrays], ...] = ()
         self.buffers: tuple[DoubleBuffer, ...] = ()
         self.has_coroutines: tuple[bool, ...] = ()
         self.policy = None if config.max_restarts is None else RestartPolicy(self, config.max_restarts)
-        self._home = {env: (index, position) for index, g in enumerate(self.groups) for position, env in enumerate(g)}
-        self._selections: dict[tuple[int, ...], Selection] = {}
+        self._selections = Selections(self.groups)
         self.everything = self.select(range(self.num_envs))
         self._owner = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drained: list[tuple[frozenset[int], asyncio.Future[None]]] = []
-        self._generation = 0
         self._advised = False
-        self._replacing: dict[int, asyncio.Task[None]] = {}
-        self._starts = asyncio.Semaphore(config.starts_at_once)
 
     # -- which envs -------------------------------------------------------------------------------------
 
@@ -125,12 +126,12 @@ class Pool:
     @property
     def envs(self) -> list[Any] | None:
         """The envs themselves, once started, where they live in this process and thread; None elsewhere."""
-        return None if self._traits.is_bound else [env for host in self.hosts.values() for env in host.objects]
+        return None if self.traits.is_bound else [env for host in self.hosts.values() for env in host.objects]
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of the hosts that run now."""
-        if not self._traits.can_die:
+        if not self.traits.can_die:
             return ()
         return tuple(
             host.pid for _, host in sorted(self.hosts.items()) if not host.exited.done() and host.pid is not None
@@ -138,88 +139,37 @@ class Pool:
 
     def select(self, indices: Iterable[int]) -> Selection:
         """Work out, once, how to reach these envs."""
-        key = tuple(indices)
-        selection = self._selections.get(key)
-        if selection is None:
-            if len(self._selections) > MAX_SELECTIONS:
-                self._selections.clear()
-            selection = self._selections[key] = self._select(key)
-        return selection
-
-    def _select(self, indices: tuple[int, ...]) -> Selection:
-        chosen: dict[int, list[int]] = {}
-        for env in indices:
-            index, position = self._home[env]
-            chosen.setdefault(index, []).append(position)
-        parts = []
-        for index, positions in sorted(chosen.items()):
-            group = self.groups[index]
-            whole = len(positions) == len(group)
-            envs = frozenset(group[position] for position in positions)
-            parts.append((index, () if whole else tuple(positions), envs))
-        return Selection(indices, frozenset(indices), tuple(parts))
+        return self._selections.of(indices)
 
     def host_of(self, env: int) -> int:
         """The number of the host of an env."""
-        return self._home[env][0]
+        return self._selections.host_of(env)
 
     # -- start ------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Build all envs, learn their metadata, and lay out the block."""
-        if self._traits.is_bound:
+        if self.traits.is_bound:
             self._loop = asyncio.get_running_loop()
         try:
-            await self._build()
+            await self.crew.start()
         except BaseException:
-            if self._traits.is_bound:
-                await self._end(polite=False)
+            if self.traits.is_bound:
+                await self.crew.end(polite=False)
             else:
                 self.discard()
             raise
 
-    async def _build(self) -> None:
-        with Descriptors() as descriptors:
-            packed = self._pack(dict(enumerate(self.groups)), descriptors)
-            await self._kind.prepare(self, self.hosts)
-            starts = [self._start_host(index, shipment) for index, shipment in enumerate(packed)]
-            found = [await starts[0]] if len(starts) == 1 else await all_or_none(starts)
-        hosts = [host for _, host in sorted(self.hosts.items())]
-        self._kind.check(hosts)
-        described = {
-            env: own
-            for group, each in zip(self.groups, found, strict=True)
-            for env, own in zip(group, each, strict=True)
-        }
-        buffer = self._lay_out([described[env] for env in range(self.num_envs)])
-        attached = [host.attach(self.families, self.arrays, buffer) for host in hosts]
-        if len(attached) == 1:
-            await attached[0]
-        else:
-            await all_or_none(attached)
-        if not self._traits.is_bound and any(self.has_coroutines):
-            self.suspends = True
-
-    def _pack(
-        self, groups: Mapping[int, tuple[int, ...]], descriptors: Descriptors, *, replaces: bool = False
-    ) -> Sequence[Shipment | None]:
-        return self._kind.pack(groups, descriptors if self._traits.is_local else None, replaces=replaces)
-
-    async def _start_host(self, index: int, shipment: Shipment | None) -> list[EnvMetadata]:
-        async with self._starts:
-            self._generation = self._generation % 0xFFFF + 1
-            host = self.hosts[index] = self._kind.make(index, self.groups[index], self, self._generation)
-            found: list[EnvMetadata] = await host.start(shipment)
-            return found
-
-    def _lay_out(self, metadata: Iterable[EnvMetadata]) -> Any:
+    def lay_out(self, metadata: Iterable[EnvMetadata], allocate: Callable[[int], Any]) -> Any:
         """Work out where everything lies, in a buffer of the size that it takes."""
         self.metadata = tuple(interned(metadata))
         self.has_coroutines = tuple(any(self.metadata[env].has_coroutines for env in group) for group in self.groups)
         self.families = form_families(self.metadata)
-        buffer = self._kind.allocate(self.families[-1].layout.end)
+        buffer = allocate(self.families[-1].layout.end)
         self.arrays = tuple(family.layout.arrays(buffer) for family in self.families)
         self.buffers = tuple(DoubleBuffer(own[STATUS][LATEST], own[STATUS][WRITE_HALF]) for own in self.arrays)
+        if not self.traits.is_bound and any(self.has_coroutines):
+            self.suspends = True
         return buffer
 
     # -- who may ask, and when --------------------------------------------------------------------------
@@ -231,11 +181,11 @@ class Pool:
 
         Cancelling it gives them up again. Args and errors are those of `acquire` and `ready`.
         """
-        if not self._traits.is_bound:
+        if not self.traits.is_bound:
             await self.enter_loop(command)
-        elif replacing and self._traits.can_die:
+        elif replacing and self.traits.can_die:
             self.check_home(command)
-            await self._catch_up()
+            await self.crew.catch_up()
         lease = self.acquire(selection, command, replacing=replacing, timeout=timeout)
         if not lease.waits:
             return lease
@@ -267,14 +217,14 @@ class Pool:
         deadline = None if timeout is None and self.timeouts.step is None else self.deadline(timeout)
         replacing = replacing or self.policy is not None
         states = self.states
-        waits = not states.acquire(selection.envs, command, replacing=replacing) or self._traits.yields
+        waits = not states.acquire(selection.envs, command, replacing=replacing) or self.traits.yields
         if replacing and not waits:
             waits = bool(states.broken(selection.envs))
         lease = Lease(selection, command, deadline, replacing, waits)
         if not self.fenced or waits:
             return lease
         try:
-            if not self._traits.is_bound:
+            if not self.traits.is_bound:
                 self.wait(self.in_use(selection.envs), lease)
                 return lease
             return lease._replace(waits=bool(self.in_use(selection.envs)))
@@ -293,7 +243,7 @@ class Pool:
             return
         if self.states.closed or not self.suspends:
             return
-        if self._traits.is_bound or (self._loop is not None and here is not self._loop):
+        if self.traits.is_bound or (self._loop is not None and here is not self._loop):
             raise wrong_loop(command)
         if here is None:
             raise AioEnvsError(
@@ -306,9 +256,9 @@ class Pool:
         Raises:
             AioEnvsError: In another event loop than that.
         """
-        if self._traits.is_bound or self.states.closed or not any(self.has_coroutines):
+        if self.traits.is_bound or self.states.closed or not any(self.has_coroutines):
             return
-        self._loop = await self.hosts[0].enter_loop(not self._traits.yields)
+        self._loop = await self.hosts[0].enter_loop(not self.traits.yields)
         self.check_home(command)
 
     async def ready(self, lease: Lease) -> Lease:
@@ -322,7 +272,7 @@ class Pool:
             WorkerError: If a host is dead and not to be, or cannot be, replaced.
         """
         envs = lease.selection.envs
-        if self._traits.yields:
+        if self.traits.yields:
             await asyncio.sleep(0)
         if not self.states.drained(envs):
             await self.within(self._drain(envs), lease)
@@ -335,17 +285,8 @@ class Pool:
             return lease
         if not lease.replacing:
             raise self.states.error(min(broken))
-        await self.revive(lease.selection)
+        await self.crew.revive(lease.selection)
         return lease.renewed()
-
-    async def _catch_up(self) -> None:
-        """Let the loop notice what happened while it did not run, as between two calls of a sync face."""
-        self._kind.notice()
-        for _ in range(2):  # a turn for the end of a socket and the report of an exit, one for what follows from them
-            await asyncio.sleep(0)
-        ending = [host.ended for host in self.hosts.values() if host.is_ending]
-        if ending:
-            await asyncio.wait(ending)
 
     async def _drain(self, envs: frozenset[int]) -> None:
         while not self.states.drained(envs):
@@ -394,13 +335,13 @@ class Pool:
         if not self.suspends or (deadline is None and not self.shares_loop):
             self.wait(fences, lease)
         elif not await self.fence_waiter.passed(fences, None if deadline is None else deadline.left):
-            raise _late_copy(lease)
+            raise late_copy(lease)
 
     def wait(self, fences: Sequence[Fence], lease: Lease | None = None) -> None:
         """Wait for fences in the calling thread, whatever else could run there."""
         deadline = None if lease is None else lease.deadline
         if not self.fence_waiter.wait(fences, None if deadline is None else deadline.left):
-            raise _late_copy(lease)
+            raise late_copy(lease)
 
     def deadline(self, timeout: float | Deadline | None) -> Deadline | None:
         """Of a request that says how long it may take, or does not, or when it began.
@@ -431,13 +372,13 @@ class Pool:
             return await future
         finally:
             drop(future)
-            if self._traits.outlasts:  # envs that are late have ended, too: no other request finds them at work
+            if self.traits.outlasts:  # envs that are late have ended, too: no other request finds them at work
                 await outlast(future)
 
     def late_error(self, envs: Set[int], lease: Lease) -> WorkerTimeoutError:
         """Return the error of a request that those of these envs which have not answered have not in time."""
         owing = self.states.unanswered(envs)
-        if not self._traits.is_bound:  # where a host says more precisely who is not done
+        if not self.traits.is_bound:  # where a host says more precisely who is not done
             owing = self.hosts[0].at_work & envs
         late = tuple(sorted(owing or envs))
         pids = [host.pid for host in self.hosts.values() if host.pid and not set(host.envs).isdisjoint(envs)]
@@ -493,7 +434,7 @@ class Pool:
         enclosed = self._enclosed(lease, values) if values else None
         wanted = lease.selection.envs
         if self.policy is not None and opcode in STEPS:
-            lease = self._of_present(lease)
+            lease = self.of_present(lease)
         elif self.policy is not None and opcode is Opcode.RESET:  # which needs to be told of nothing that was before
             self.policy.take_lost(wanted)
         selection, hosts = lease.selection, self.hosts
@@ -508,7 +449,7 @@ class Pool:
             hosts[index].send(Share(request, envs, began), opcode, positions, body)
         return request
 
-    def _of_present(self, lease: Lease) -> Lease:
+    def of_present(self, lease: Lease) -> Lease:
         """Return the lease for those envs that do not have to tell first of a step that was lost before."""
         assert self.policy is not None
         envs = lease.selection.envs
@@ -521,7 +462,7 @@ class Pool:
 
     def plainly_awaited(self, request: PendingOutcome) -> bool:
         """Whether nothing but its future is to be waited for."""
-        return self.policy is None and (request.settled or (request.lease.deadline is None and self._traits.is_bound))
+        return self.policy is None and (request.settled or (request.lease.deadline is None and self.traits.is_bound))
 
     async def awaited(self, request: PendingOutcome) -> Outcome:
         """Wait for a request with all that may happen."""
@@ -535,16 +476,17 @@ class Pool:
         finally:
             if not request.settled:
                 self.abandon(request)
-                if self._traits.outlasts and request.missing:
+                if self.traits.outlasts and request.missing:
                     await outlast(request.over(), functools.partial(self.abandon, request))
         return request.result()
 
     def abandon(self, request: PendingOutcome) -> None:
         """Wait no longer for a request: what coroutines do for it is cancelled, and its answers are dropped."""
         request.settled = True
-        self._cancel(request, request.lease.selection)
+        self.cancel(request, request.lease.selection)
 
-    def _cancel(self, request: PendingOutcome | FirstReady, selection: Selection) -> None:
+    def cancel(self, request: PendingOutcome | FirstReady, selection: Selection) -> None:
+        """Cancel what coroutines do for a request."""
         for index, _, _ in selection.parts:
             if self.has_coroutines[index] and index in self.hosts:
                 host = self.hosts[index]
@@ -570,46 +512,9 @@ class Pool:
         """
         if self.states.closed:
             raise closed_meanwhile(lease.selection.envs)
-        policy, wanted = self.policy, lease.selection.envs
-        enclosed = self._enclosed(lease, inputs) if inputs and self._traits.bulk else None
-        one_by_one = not self._traits.bulk and self.suspends
-        bodies = self._enclosed_one_by_one(lease, inputs) if one_by_one and inputs else {}
-        selection = lease.selection if policy is None else self._of_present(lease).selection
-        recovers = None if policy is None else policy.recover
-        steps = FirstReady(lease, deliver, self._first_ready_late, self._give_up_rest, recovers)
-        self.states.sent(selection.envs)
-        began = time.perf_counter()
-        for index, positions, envs in selection.parts:
-            host, group = self.hosts[index], self.groups[index]
-            if one_by_one:
-                for position in positions or range(len(group)):
-                    env = group[position]
-                    share = Share(steps, frozenset((env,)), began)
-                    host.send(share, STEP_AND_MAYBE_RESET, (position,), bodies.get(env))
-            elif self._traits.bulk:
-                left = {position: group[position] for position in positions or range(len(group))}
-                body = None if enclosed is None else enclosed[index]
-                host.send(Share(steps, envs, began, left), Opcode.STEP_EACH, positions, body)
-            else:
-                host.send(Share(steps, envs, began), STEP_AND_MAYBE_RESET, positions, inputs)
-        steps.begin()
-        if policy is not None and len(selection.envs) < len(wanted):
-            policy.recover(steps, wanted - selection.envs, None)
+        steps = FirstReady(self, lease, deliver)
+        steps.send(inputs)
         return steps
-
-    def _enclosed_one_by_one(self, lease: Lease, inputs: Mapping[int, Objects]) -> dict[int, Any]:
-        return {env: self.hosts[self.host_of(env)].enclose(inputs, (env,)) for env in lease.selection.indices}
-
-    def _first_ready_late(self, steps: FirstReady) -> None:
-        if self.policy is not None:
-            self.policy.first_ready_late(steps)
-            return
-        error = self.late_error(steps.left, steps.lease)
-        self._cancel(steps, steps.lease.selection)
-        steps.deliver(list(steps.left), error)
-
-    def _give_up_rest(self, steps: FirstReady) -> None:
-        self._cancel(steps, steps.lease.selection)
 
     # -- answers ----------------------------------------------------------------------------------------
 
@@ -636,31 +541,21 @@ class Pool:
             return
         if not share.left:
             del host.pending[sequence]
-        self._free(host, share, (env,))
+        self._free([(host, share, env, outcome.finished, 0.0)])
         share.request.answered((env,), outcome.finished, outcome.waiting, outcome)
 
-    def answered_each(self, answers: Sequence[tuple[Host, Share, int, int, float]]) -> None:
-        """Take in answers for single envs, which were taken out of their shares; each request hears of all its own."""
-        together: dict[int, tuple[Host, Share, list[int], int, float]] = {}
-        for host, share, env, finished, waiting in answers:
-            found = together.get(id(share))
-            envs, before, longest = ([], 0, 0.0) if found is None else found[2:]
-            envs.append(env)
-            together[id(share)] = host, share, envs, before + finished, max(waiting, longest)
-        merged: dict[int, tuple[Any, list[int], int]] = {}
-        for host, share, envs, finished, waiting in together.values():
-            self._free(host, share, envs)
-            if waiting:
-                self.advise(waiting)
-            request, own, before = merged.get(id(share.request), (share.request, [], 0))
-            merged[id(share.request)] = request, own + envs, before + finished
-        for request, envs, finished in merged.values():
-            request.answered(envs, finished, 0.0, None)
+    def answered_each(self, answers: Each) -> None:
+        """Take in answers for single envs, which were taken out of their shares."""
+        self._free(answers)
+        if waiting := hear_each(answers):
+            self.advise(waiting)
 
-    def _free(self, host: Host, share: Share, envs: Collection[int]) -> None:
+    def _free(self, answers: Each) -> None:
         """Take note that these envs have stepped, each by itself."""
-        self.states.answered(envs)
-        self.times[host.index].add(time.perf_counter() - share.began, len(envs))
+        self.states.answered([env for _, _, env, _, _ in answers])
+        now = time.perf_counter()
+        for host, share, _, _, _ in answers:
+            self.times[host.index].add(now - share.began)
         if self._drained:
             self._wake()
 
@@ -697,61 +592,6 @@ class Pool:
         host.fail_pending()
         self._wake()
 
-    def being_replaced(self) -> Collection[int]:
-        """Return the numbers of the hosts that are being replaced."""
-        return self._replacing.keys()
-
-    async def revive(self, selection: Selection) -> None:
-        """Replace the dead hosts of these envs; their other envs then need a reset of their own.
-
-        Callers that want envs of the same host share one replacement, which outlives a caller that is cancelled.
-
-        Raises:
-            ClosedError: If the envs are closed meanwhile.
-            WorkerError: If there is no replacement.
-        """
-        while dead := [index for index, _, envs in selection.parts if self.states.broken(envs)]:
-            if self.states.closed:  # and so might be what it takes to start a host
-                raise closed_meanwhile(selection.envs)
-            bring_back = self.replace if self.policy is None else self.policy.bring_back
-            for index in dead:
-                if index not in self._replacing:
-                    task = self._replacing[index] = asyncio.ensure_future(bring_back(index))
-                    task.add_done_callback(functools.partial(self._replaced, index))
-            tasks = [self._replacing[index] for index in dead]
-            await asyncio.wait(tasks)
-            if self.states.closed or any(task.cancelled() for task in tasks):
-                raise closed_meanwhile(selection.envs)
-            for task in tasks:
-                if (error := task.exception()) is not None:
-                    raise error.again() if isinstance(error, AioEnvsError) else error
-
-    def _replaced(self, index: int, task: asyncio.Task[None]) -> None:
-        del self._replacing[index]
-        if not task.cancelled():
-            task.exception()  # those who wait for it have it; there may be nobody left
-
-    async def replace(self, index: int) -> None:
-        """Put a new host in the place of a dead one."""
-        await self._kind.prepare(self, self.hosts)
-        group = self.groups[index]
-        with Descriptors() as descriptors:
-            (shipment,) = self._pack({index: group}, descriptors, replaces=True)
-            try:
-                for env, found in zip(group, await self._start_host(index, shipment), strict=True):
-                    check_unchanged(env, self.metadata[env], found)
-                host: WorkerHost = self.hosts[index]
-                await host.attach(self.families, self.arrays, None)
-                if self.policy is not None:
-                    await self.policy.settle(host)
-                if host.ended.done():
-                    raise host.start_error("ended as soon as its envs were built")
-            except BaseException:
-                await asyncio.shield(self._kind.end([self.hosts[index]], polite=False))
-                raise
-        self.replaced[index] += 1
-        self.states.repair(group)
-
     # -- the end ----------------------------------------------------------------------------------------
 
     def begin_close(self) -> None:
@@ -765,46 +605,31 @@ class Pool:
     async def close(self) -> None:
         """Close all envs and give everything back. Always succeeds, also twice."""
         self.begin_close()
-        if not self._traits.is_bound:
-            await self._kind.end(list(self.hosts.values()), polite=True)
-            self._drop_memory()
+        if not self.traits.is_bound:
+            await self.crew.end_hosts(polite=True)
+            self.drop_memory()
         elif asyncio.get_running_loop() is not self._loop or os.getpid() != self._owner:
             self.discard()
         else:
             self._shut()
-            await self._end(polite=True)
+            await self.crew.end(polite=True)
 
     def _shut(self) -> None:
         """Let nobody in any more, and nobody wait."""
         self.states.close()
         self._wake()
-        for task in self._replacing.values():
-            task.cancel()
+        self.crew.stop_replacing()
 
-    async def _end(self, *, polite: bool) -> None:
-        """End all there is; cancelling it makes it quicker, but it ends all the same."""
-        ending = asyncio.ensure_future(self._end_everything(polite=polite))
-        await outlast(ending, lambda: self._kind.hurry(list(self.hosts.values())))
-        ending.result()
-
-    async def _end_everything(self, *, polite: bool) -> None:
-        if self._replacing:
-            await asyncio.wait(list(self._replacing.values()))
-        await self._kind.end(list(self.hosts.values()), polite=polite)
-        self.hosts.clear()
-        self._drop_memory()
-        await self._kind.give_back()
-
-    def _drop_memory(self) -> None:
+    def drop_memory(self) -> None:
         """Let go of the buffer, which belongs to the results that look into it from now on."""
         self.arrays, self.buffers = (), ()
 
     def discard(self) -> None:
         """Give everything back at once, without waiting and from any thread; for pools that were forgotten."""
-        if not self._traits.is_bound:
+        if not self.traits.is_bound:
             self.states.close()
-            self._kind.let_go(list(self.hosts.values()), self._loop)
-            self._drop_memory()
+            self.crew.let_go(self._loop)
+            self.drop_memory()
             return
         if os.getpid() != self._owner:
             return  # a fork of the parent: the hosts, and what the loop watches, are not ours
@@ -821,32 +646,5 @@ class Pool:
             self.states.close()
         else:
             self._shut()
-        hosts = list(self.hosts.values())
-        self.hosts.clear()
-        self._kind.let_go(hosts, loop)
-        self._drop_memory()
-        self._kind.give_up()
-
-
-async def all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all at once and return their results; the first that fails ends the others."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
-def _late_copy(lease: Lease | None) -> WorkerTimeoutError:
-    """Return the error of a request that waited too long for a copy."""
-    assert lease is not None
-    envs = lease.selection.indices
-    return WorkerTimeoutError(
-        f"{lease.command}: {describe_envs(envs)} waited for a copy to or from a device, which was not done within "
-        f"{lease.deadline}; what it needs stays as it is until then, so the next request may wait for it as well",
-        env_index=envs,
-        pid=None,
-    )
+        self.crew.let_go(loop)
+        self.drop_memory()

@@ -1,261 +1,166 @@
-"""Worker processes from the parent's side: started, watched, stopped, and their last words."""
+"""Worker processes from the parent's side: hosts that are one, and what those of a pool share."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import contextlib
-import errno
-import itertools
+import logging
 import os
 import pickle
-import resource
-import select
 import signal
 import socket
-import stat
-import subprocess
 import sys
-import threading
-import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from aioenvs.engine.config import BatchConfig
 from aioenvs.engine.layout import Family
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.pools import launcher as child
-from aioenvs.engine.pools.completion_pipe import CompletionPipe, close_in_fork
 from aioenvs.engine.pools.factories import Shipment, pickle_factories
-from aioenvs.engine.pools.host import Exit, HostTraits, Owner, WorkerHost, end_all
+from aioenvs.engine.pools.host import Exit, Host, HostTraits, Owner, WorkerHost, end_all
+from aioenvs.engine.pools.launching import Launcher, disown_in_forks, shared_launcher, shut_at_exit
+from aioenvs.engine.pools.requests import Share
 from aioenvs.engine.preload import modules_to_preload
-from aioenvs.engine.protocol import HEADER, MAGIC, Decoder, Frame, Opcode, encode
+from aioenvs.engine.protocol import HEADER, MAGIC, RECORD, RECORD_MAGIC, Decoder, Frame, Opcode, encode
 from aioenvs.engine.worker import descriptors as passing
-from aioenvs.engine.worker.commands import Inherited
-from aioenvs.errors import AioEnvsError, ProtocolError
+from aioenvs.errors import ProtocolError
 
-__all__ = [
-    "Launcher",
-    "ProcessHost",
-    "Processes",
-    "shared_launcher",
-    "stop_launchers",
-]
+__all__ = ["CompletionPipe", "ProcessHost", "Processes"]
 
+logger = logging.getLogger("aioenvs")
 
-CHUNK = 1 << 18
-STACKING = "LAZY_LEGACY_OP"
-LAUNCHER_PATIENCE = 3.0  # seconds that a launcher gets to end its workers and itself
-FOREIGN_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MPI_", "I_MPI_", "MV2_", "HYDRA_", "SLURM_")
-HARMLESS = ("SLURM_JOB_ID", "SLURM_TMPDIR")
-SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-# Parent ends of pipes: a fork of the parent must not keep them open, or nobody would ever see them close.
-_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-_launchers: dict[tuple[str, ...], Launcher] = {}
-_live: set[Launcher] = set()
-_watched: weakref.WeakSet[ProcessHost] = weakref.WeakSet()
-_lock = threading.Lock()
+CHUNK = 1 << 18  # bytes that are read at once; a pipe holds less
+OWED_MAGIC = bytes([RECORD_MAGIC])
+DONE, DONE_EACH = int(Opcode.DONE), int(Opcode.DONE_EACH)
 
 
-def child_environ() -> dict[str, str]:
-    """The environment for workers.
+class CompletionPipe:
+    """The pipe, read by the running event loop.
 
-    Launcher variables of MPI and Slurm are left out, since an env that starts MPI itself would be misled by them;
-    numeric libraries get one thread per process unless the user chose a number, since the processes are the
-    parallelism. Words that tensordict leaves there for "not set", and cannot read itself, are no setting either.
+    A record counts if it is one of a known host, of the generation that this has now, and answers what it still owes.
+    All else is dropped: what is late as well as what an env wrote to a descriptor that is not its own, among which
+    records are found wherever they begin.
+
+    Args:
+        hosts: By number; they may be replaced.
+        settler: The pool, which hears of the answers.
+
+    Attributes:
+        writing: The descriptor for workers; -1 once closed.
     """
-    environ = {
-        name: value for name, value in os.environ.items() if not name.startswith(FOREIGN_PREFIXES) or name in HARMLESS
-    }
-    if environ.get(STACKING) == "None":
-        del environ[STACKING]
-    for name in SINGLE_THREADED:
-        environ.setdefault(name, "1")
-    return environ
 
+    def __init__(self, hosts: Mapping[int, Host], settler: Any) -> None:
+        self._hosts = hosts
+        self._settler = settler
+        self._loop = asyncio.get_running_loop()
+        self._reading, self.writing = os.pipe()
+        self._rest = b""
+        self._warned = False
+        os.set_blocking(self._reading, False)
+        disown_in_forks(self)  # which would keep the reading end open, and workers write to nobody for ever
+        self._loop.add_reader(self._reading, self.drain)
 
-def interpreter(code: str) -> list[str]:
-    """The command line of a fresh interpreter like this one, with the same import path.
-
-    Raises:
-        AioEnvsError: If this interpreter does not know its own executable, as some embedded ones.
-    """
-    if not sys.executable:
-        raise AioEnvsError("cannot start workers: sys.executable is not set; set it to a Python interpreter")
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    path = [os.fspath(entry) for entry in sys.path if isinstance(entry, str | os.PathLike)]
-    return [sys.executable, *flags, "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
-
-
-class Launcher:
-    """The parent's handle of one launcher process (see `aioenvs.engine.pools.launcher`)."""
-
-    def __init__(self, control: socket.socket, pid: int, environ: dict[str, str]) -> None:
-        self.pid = pid
-        self._control = control
-        self._environ = environ
-        self._ids = itertools.count(1)
-        self._sending = threading.Lock()
-        self._popen: subprocess.Popen[bytes] | None = None
-        control.settimeout(LAUNCHER_PATIENCE)  # one that does not read its orders is as good as gone
-        _ends.add(control)
-        _live.add(self)
-
-    @classmethod
-    def executed(cls, preload: Sequence[str]) -> Self:
-        """Start a launcher in a fresh interpreter that imports `preload`."""
-        ours, theirs = socket.socketpair()
-        environ = child_environ()
-        code = f"from aioenvs.engine.pools.launcher import main; main({theirs.fileno()}, {tuple(preload)!r})"
-        with theirs:
-            popen = subprocess.Popen(
-                interpreter(code),
-                stdin=subprocess.DEVNULL,
-                env=environ,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        launcher = cls(ours, popen.pid, environ)
-        launcher._popen = popen
-        return launcher
-
-    @classmethod
-    def forked(cls, inherited: Inherited) -> Self:
-        """Start a launcher as a fork of this process, which shares its memory and so what is inherited."""
-        ours, theirs = socket.socketpair()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()  # or the child would write the buffered part once more
-        pid = os.fork()
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            os.setsid()
-            ours.close()
-            child.main(theirs.detach(), inherited=inherited)
-        theirs.close()
-        return cls(ours, pid, dict(os.environ))
-
-    @property
-    def alive(self) -> bool:
-        """Whether it still takes orders."""
-        if self._control.fileno() < 0:
-            return False
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        return not poll.poll(0)  # it says nothing, so there is nothing to read but the end
-
-    def launch(self, method: str, shared: tuple[int, int, int]) -> tuple[int, int]:
-        """Have a worker started.
-
-        Args:
-            method: How.
-            shared: The descriptors of its socket, of the block, and of the completion pipe's writing end.
-
-        Returns:
-            The worker's id here, and the reading end of its status pipe.
-
-        Raises:
-            OSError: If the launcher is gone, or no descriptors are left.
-        """
-        execute = None
-        if method == "spawn":
-            code = "from aioenvs.engine.pools.launcher import run_worker; "
-            code += "sys.exit(run_worker(*map(int, sys.argv[1:4])))"
-            execute = interpreter(code)
-        environ = child_environ()
-        order = child.Order(
-            execute,
-            None if environ == self._environ else environ,
-            _directory(),
-            limits=resource.getrlimit(resource.RLIMIT_NOFILE),
-            cores=frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-            umask=_umask(),
-            niceness=os.getpriority(os.PRIO_PROCESS, 0),
-        )
-        worker_id = next(self._ids)
-        with contextlib.ExitStack() as stack:
-            status, status_end = os.pipe()
-            stack.callback(os.close, status_end)
+    def drain(self) -> None:
+        """Take in all that was written so far; who acts upon the end of a worker does this first."""
+        while self._reading >= 0:
             try:
-                streams = [_duplicate(fd, stack) for fd in (1, 2)]
-                self._send(child.LAUNCH, worker_id, pickle.dumps(order), [*shared, status_end, *streams])
-            except BaseException:
-                os.close(status)
-                raise
-        return worker_id, status
+                data = os.read(self._reading, CHUNK)
+            except BlockingIOError:
+                return
+            self._take(data)
+            if len(data) < CHUNK:
+                return
 
-    def signal(self, worker_id: int, number: int) -> None:
-        """Send a signal to a worker's process group, if it still lives."""
-        with contextlib.suppress(OSError):
-            self._send(child.SIGNAL, worker_id, number, [])
+    def _take(self, data: bytes) -> None:
+        each: list[Any] = []
+        if self._rest or len(data) % RECORD.size or not self._all_taken(data, each):
+            data, self._rest = self._rest + data, b""
+            self._search(data, each)
+        if each:
+            self._settler.answered_each(each)
 
-    def _send(self, kind: int, worker_id: int, body: bytes | int, descriptors: list[int]) -> None:
-        data = body if isinstance(body, bytes) else b""
-        number = len(body) if isinstance(body, bytes) else body
-        with self._sending:
-            header = child.HEADER.pack(kind, worker_id, number)
-            sent = socket.send_fds(self._control, [header], descriptors) if descriptors else 0
-            self._control.sendall(header[sent:] + data)
+    def _all_taken(self, data: bytes, each: list[Any]) -> bool:
+        """Take in records, and return whether all of them were; taken ones are owed no more, and so not found again."""
+        hosts, answered = self._hosts, self._settler.answered
+        for magic, code, worker, generation, number, sequence, value in RECORD.iter_unpack(data):
+            host = hosts.get(worker)
+            if magic != RECORD_MAGIC or host is None or host.generation != generation:
+                return False
+            share = host.pending.get(sequence)
+            if share is None:
+                return False
+            if share.left is None and code == DONE:
+                answered(host, sequence, number, value / 100)
+            elif share.left is None or not self._took_one(host, sequence, share, number, value, each):
+                return False
+        return True
 
-    def dismiss(self) -> None:
-        """Tell it to end, without waiting."""
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
+    def _took_one(self, host: Host, sequence: int, share: Share, position: int, value: int, each: list[Any]) -> bool:
+        """Take in the answer for one env, and return whether one was owed."""
+        assert share.left is not None
+        env = share.left.pop(position, None)
+        if env is None:
+            return False
+        if not share.left:
+            del host.pending[sequence]
+        each.append((host, share, env, value & 1, (value >> 1) / 100))
+        return True
 
-    async def close(self) -> None:
-        """End it, with any worker it still has. Cancelling it leaves the ending to the launcher itself."""
-        if self._control.fileno() < 0:
-            return
-        self.dismiss()
-        loop = asyncio.get_running_loop()
-        gone: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(self._control, _resolve, gone)
-        try:
-            await asyncio.wait_for(gone, LAUNCHER_PATIENCE)
-        except TimeoutError:
-            self._kill()
-        finally:
-            loop.remove_reader(self._control)
-            self._bury()
+    def _search(self, data: bytes, each: list[Any]) -> None:
+        """Take in the records that are owed among other bytes."""
+        begin, foreign, last = 0, 0, len(data) - RECORD.size
+        while begin <= last and (found := data.find(OWED_MAGIC, begin, last + 1)) >= 0:
+            foreign += found - begin
+            _, code, worker, generation, number, sequence, value = RECORD.unpack_from(data, found)
+            host = self._hosts.get(worker)
+            begin = found + RECORD.size
+            share = None if host is None or host.generation != generation else host.pending.get(sequence)
+            if host is None or code not in (DONE, DONE_EACH):
+                begin = found + 1
+                foreign += 1
+            elif share is None:  # of a host that is gone, or something that looks so: another may begin within
+                begin = self._next_owed(data, found)
+            elif share.left is None and code == DONE:
+                self._settler.answered(host, sequence, number, value / 100)
+            elif share.left is None or not self._took_one(host, sequence, share, number, value, each):
+                begin = found + 1
+                foreign += 1
+        rest = data.find(OWED_MAGIC, max(begin, last + 1))
+        self._rest = data[rest:] if rest >= 0 else b""
+        foreign += len(data) - len(self._rest) - min(begin, len(data))
+        if foreign and not self._warned:
+            self._warned = True
+            logger.warning(
+                "%d bytes that no worker's engine has written came with the answers of envs: an env, or a library that "
+                "it uses, writes to descriptors that are not its own; they were left out",
+                foreign,
+            )
 
-    def stop(self) -> None:
-        """Close without an event loop; blocks for a moment."""
-        if self._control.fileno() < 0:
-            return
-        self.dismiss()
-        try:
-            self._control.recv(1)  # it says nothing: this is the end of the stream
-        except TimeoutError:
-            self._kill()
-        except OSError:
-            pass  # it ended before it had read everything
-        finally:
-            self._bury()
+    def _next_owed(self, data: bytes, old: int) -> int:
+        """Return where an owed record begins within what looks like an old one, or else the end of that."""
+        for begin in range(old + 1, min(old + RECORD.size, len(data) - RECORD.size + 1)):
+            if data[begin] == RECORD_MAGIC:
+                _, _, worker, generation, _, sequence, _ = RECORD.unpack_from(data, begin)
+                host = self._hosts.get(worker)
+                if host is not None and host.generation == generation and sequence in host.pending:
+                    return begin
+        return old + RECORD.size
 
-    def _kill(self) -> None:
-        if self._popen is not None:
-            self._popen.kill()
-        else:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+    def close(self) -> None:
+        """Close both ends."""
+        if self._reading >= 0:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._reading)
+            self.disown()
 
     def disown(self) -> None:
-        """In a fork of the parent: the process is the parent's, not ours, to wait for."""
-        if self._popen is not None:
-            self._popen.returncode = 0
-            self._popen = None
-
-    def _bury(self) -> None:
-        self._control.close()
-        _live.discard(self)
-        if self._popen is not None:
-            self._popen.wait()
-        else:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self.pid, 0)
+        """Close both ends where the loop is another process's."""
+        for end in (self._reading, self.writing):
+            if end >= 0:
+                os.close(end)
+        self._reading = self.writing = -1
 
 
 class ProcessHost(WorkerHost):
@@ -284,7 +189,7 @@ class ProcessHost(WorkerHost):
         assert kind.block is not None
         assert kind.pipe is not None
         self._sock, theirs = socket.socketpair()
-        _ends.add(self._sock)
+        shut_at_exit(self._sock)
         with theirs:
             shared = theirs.fileno(), kind.block.fd, kind.pipe.writing
             try:
@@ -294,7 +199,7 @@ class ProcessHost(WorkerHost):
                 self._finish(Exit(None, cause="could not be started"))
                 raise
         self._launcher = kind.launcher
-        _watched.add(self)
+        disown_in_forks(self)
         self._loop.add_reader(self._status, self._on_status)
         passing.send(self._sock, descriptors, None if kind.inherits else passing.tracker())
         self.connect(self._sock)
@@ -540,91 +445,3 @@ class Processes:
         if self.block is not None:
             self.block.close()
             self.block = None
-
-
-def shared_launcher(preload: Sequence[str]) -> Launcher:
-    """The interpreter's launcher that has imported these modules, started if need be."""
-    key = tuple(preload)
-    with _lock:
-        launcher = _launchers.get(key)
-        if launcher is not None and not launcher.alive:
-            launcher.stop()
-            launcher = None
-        if launcher is None:
-            launcher = _launchers[key] = Launcher.executed(key)
-        return launcher
-
-
-def stop_launchers() -> None:
-    """Stop the shared launchers, with any worker they still have; the next pool starts a new one."""
-    with _lock:
-        stopping = list(_launchers.values())
-        _launchers.clear()
-    for launcher in stopping:
-        launcher.stop()
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _directory() -> str | None:
-    try:
-        return os.getcwd()
-    except OSError:
-        return None
-
-
-def _umask() -> int | None:
-    """The mask for new files; None where it cannot be read without being set, which other threads would see."""
-    try:
-        with open("/proc/self/status", "rb") as status:
-            return next((int(line.split()[1], 8) for line in status if line.startswith(b"Umask:")), None)
-    except OSError:
-        return None
-
-
-def _duplicate(fd: int, stack: contextlib.ExitStack) -> int:
-    """A copy of a standard stream, or the null device where it is closed, or was and has become something of ours."""
-    try:
-        kind = stat.S_IFMT(os.fstat(fd).st_mode)
-        ours = kind == 0 or fd in {end.fileno() for end in _ends}  # an event loop's own have no kind
-        copy = os.open(os.devnull, os.O_WRONLY) if ours else os.dup(fd)
-    except OSError as error:
-        if error.errno != errno.EBADF:
-            raise
-        copy = os.open(os.devnull, os.O_WRONLY)
-    stack.callback(os.close, copy)
-    return copy
-
-
-def _forget() -> None:
-    """In a fork of the parent: nothing of the engine belongs to it."""
-    global _lock
-    _lock = threading.Lock()
-    for end in list(_ends):
-        if end.fileno() >= 0:
-            os.close(end.detach())  # close() would wait for a transport of the parent's loop
-    for host in list(_watched):
-        host.disown()
-    close_in_fork()
-    for launcher in _live:
-        launcher.disown()
-    _launchers.clear()
-    _live.clear()
-
-
-def _exit() -> None:
-    """At the interpreter's end: let workers see the end of their pipes, then end the launchers."""
-    for end in list(_ends):
-        with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-    for launcher in list(_live):
-        launcher.dismiss()
-    for launcher in list(_live):
-        launcher.stop()
-
-
-os.register_at_fork(after_in_child=_forget)
-atexit.register(_exit)

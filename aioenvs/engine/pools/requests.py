@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Generator, Sequence
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from aioenvs.engine.adapters.spaces import Objects
+from aioenvs.engine.env_states import EnvStates
 from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.waiting import TURNS, Deadline
 from aioenvs.engine.worker.env_host import Outcome
-from aioenvs.errors import AioEnvsError, ClosedError, describe_envs
+from aioenvs.errors import AioEnvsError, ClosedError, WorkerDiedError, WorkerTimeoutError, describe_envs
 
 __all__ = [
     "Deliver",
+    "Each",
     "FirstReady",
     "Lease",
     "PendingOutcome",
     "Selection",
+    "Selections",
     "Share",
     "StepTimes",
     "Timeouts",
     "closed_meanwhile",
+    "hear_each",
+    "late_copy",
     "wrong_loop",
 ]
+
+MAX_SELECTIONS = 1024  # how many are remembered
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,46 @@ class Selection(NamedTuple):
     indices: tuple[int, ...]
     envs: frozenset[int]
     parts: tuple[tuple[int, tuple[int, ...], frozenset[int]], ...]
+
+
+class Selections:
+    """The selections of a pool's envs, each worked out once.
+
+    Args:
+        groups: The envs of each host.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+        self._groups = groups
+        self._homes = {env: (index, position) for index, own in enumerate(groups) for position, env in enumerate(own)}
+        self._known: dict[tuple[int, ...], Selection] = {}
+
+    def of(self, indices: Iterable[int]) -> Selection:
+        """Return the selection of these envs."""
+        key = tuple(indices)
+        selection = self._known.get(key)
+        if selection is None:
+            if len(self._known) > MAX_SELECTIONS:
+                self._known.clear()
+            selection = self._known[key] = self._worked_out(key)
+        return selection
+
+    def host_of(self, env: int) -> int:
+        """Return the number of the host of an env."""
+        return self._homes[env][0]
+
+    def _worked_out(self, indices: tuple[int, ...]) -> Selection:
+        chosen: dict[int, list[int]] = {}
+        for env in indices:
+            index, position = self._homes[env]
+            chosen.setdefault(index, []).append(position)
+        parts = []
+        for index, positions in sorted(chosen.items()):
+            group = self._groups[index]
+            whole = len(positions) == len(group)
+            envs = frozenset(group[position] for position in positions)
+            parts.append((index, () if whole else tuple(positions), envs))
+        return Selection(indices, frozenset(indices), tuple(parts))
 
 
 class Lease(NamedTuple):
@@ -243,51 +292,84 @@ class PendingOutcome:
 
 
 Deliver = Callable[[Sequence[int], Outcome | BaseException], None]
+Each = Sequence[tuple[Any, Share, int, int, float]]  # a host, its share, the env, the finished episodes and the waiting
+
+
+class Stepped(Protocol):
+    """What these steps need of their pool; see there."""
+
+    groups: tuple[tuple[int, ...], ...]
+    hosts: dict[int, Any]
+    states: EnvStates
+    policy: Any
+    traits: Any
+    suspends: bool
+
+    def host_of(self, env: int) -> int: ...
+    def of_present(self, lease: Lease) -> Lease: ...
+    def late_error(self, envs: Set[int], lease: Lease) -> WorkerTimeoutError: ...
+    def cancel(self, request: Any, selection: Selection) -> None: ...
 
 
 class FirstReady:
     """Steps of some envs, of which each is delivered when it is done.
 
     Args:
+        pool: Whose envs.
         lease: Which envs, and until when.
         deliver: Called in the event loop with envs that are done, and their outcome or the error instead.
-        is_late: Called once the time is up, if any are left then.
-        gives_up: Called when nobody waits for the rest any more.
-        recovers: Called with envs whose host died, where those come back; None if that is the end of it.
-
-    Attributes:
-        left: The envs that are not done.
     """
 
-    def __init__(
-        self,
-        lease: Lease,
-        deliver: Deliver,
-        is_late: Callable[[FirstReady], None],
-        gives_up: Callable[[FirstReady], None],
-        recovers: Callable[[FirstReady, Collection[int], BaseException], None] | None,
-    ) -> None:
+    def __init__(self, pool: Stepped, lease: Lease, deliver: Deliver) -> None:
         self.lease = lease
-        self.left = set(lease.selection.envs)
+        self.left = set(lease.selection.envs)  # that are not done
+        self._pool = pool
         self._deliver = deliver
-        self._is_late = is_late
-        self._gives_up = gives_up
-        self._recovers = recovers
         self._timer: asyncio.Handle | None = None
 
-    def begin(self) -> None:
-        """Count the time from now on."""
-        if self.left and self.lease.deadline is not None:
-            self._timer = asyncio.get_running_loop().call_later(self.lease.deadline.left, self._expire, TURNS)
+    def send(self, inputs: Mapping[int, Objects] | None) -> None:
+        """Have the envs step.
+
+        Raises:
+            ProtocolError: If there are too many inputs; nothing was sent.
+        """
+        pool, lease = self._pool, self.lease
+        # Without a host that takes several at once, each env has a command to itself; but where they run right here,
+        # one after the other, there is nothing in between to be heard of.
+        singly = pool.suspends and not pool.traits.bulk
+        bodies: dict[int, Any] = {}
+        if inputs:
+            parts = [(env, pool.host_of(env), (env,)) for env in lease.selection.indices] if singly else []
+            parts = parts or [(index, index, envs) for index, _, envs in lease.selection.parts]  # type: ignore[misc]
+            bodies = {key: pool.hosts[index].enclose(inputs, envs) for key, index, envs in parts}
+        selection = lease.selection if pool.policy is None else pool.of_present(lease).selection
+        pool.states.sent(selection.envs)
+        began = time.perf_counter()
+        for index, positions, envs in selection.parts:
+            host, group = pool.hosts[index], pool.groups[index]
+            everyone = {position: group[position] for position in positions or range(len(group))}
+            if singly:
+                for position, env in everyone.items():
+                    share = Share(self, frozenset((env,)), began)
+                    host.send(share, Opcode.STEP_AND_MAYBE_RESET, (position,), bodies.get(env))
+            elif pool.traits.bulk:
+                host.send(Share(self, envs, began, everyone), Opcode.STEP_EACH, positions, bodies.get(index))
+            else:
+                host.send(Share(self, envs, began), Opcode.STEP_AND_MAYBE_RESET, positions, bodies.get(index))
+        if self.left and lease.deadline is not None:
+            self._timer = asyncio.get_running_loop().call_later(lease.deadline.left, self._expire, TURNS)
+        if pool.policy is not None and len(selection.envs) < len(lease.selection.envs):
+            pool.policy.recover(self, lease.selection.envs - selection.envs, None)
 
     def answered(self, envs: Collection[int], finished: int, waiting: float, outcome: Outcome | None) -> None:
         self.deliver(envs, Outcome(finished=finished, waiting=waiting) if outcome is None else outcome)
 
     def failed(self, envs: Collection[int], error: BaseException) -> None:
-        if self._recovers is not None and isinstance(error, AioEnvsError) and not isinstance(error, ClosedError):
-            self._recovers(self, [env for env in envs if env in self.left], error)
+        left = [env for env in envs if env in self.left]
+        if left and self._pool.policy is not None and isinstance(error, WorkerDiedError):
+            self._pool.policy.recover(self, left, error)
         else:
-            self.deliver(envs, error)
+            self.deliver(left, error)
 
     def deliver(self, envs: Collection[int], outcome: Outcome | BaseException) -> None:
         """Hand over what came of these envs, as far as anybody still waits for them."""
@@ -305,14 +387,32 @@ class FirstReady:
             self._timer.cancel()
         if self.left:
             self.left.clear()
-            self._gives_up(self)
+            self._pool.cancel(self, self.lease.selection)
 
     def _expire(self, turns: int) -> None:
         """Let what has come while the loop was kept from running count as in time."""
         if turns and self.left:
             self._timer = asyncio.get_running_loop().call_soon(self._expire, turns - 1)
+        elif self.left and self._pool.policy is not None:
+            self._pool.policy.first_ready_late(self.left, self.lease)
         elif self.left:
-            self._is_late(self)
+            error = self._pool.late_error(self.left, self.lease)
+            self._pool.cancel(self, self.lease.selection)
+            self.deliver(list(self.left), error)
+
+
+def hear_each(answers: Each) -> float:
+    """Have each of these steps hear at once of all answers that are its own; returns the longest share of waiting."""
+    together: dict[int, tuple[Any, list[int], int]] = {}
+    longest = 0.0
+    for _, share, env, finished, waiting in answers:
+        request, envs, before = together.get(id(share.request), (share.request, [], 0))
+        envs.append(env)
+        together[id(request)] = request, envs, before + finished
+        longest = max(longest, waiting)
+    for request, envs, finished in together.values():
+        request.answered(envs, finished, 0.0, None)
+    return longest
 
 
 def closed_meanwhile(envs: Collection[int]) -> ClosedError:
@@ -325,4 +425,16 @@ def wrong_loop(command: str) -> AioEnvsError:
     return AioEnvsError(
         f"{command}: these envs belong to the event loop and process that started them, and this is another one; make "
         "envs of its own for each, or close these there first"
+    )
+
+
+def late_copy(lease: Lease | None) -> WorkerTimeoutError:
+    """Return the error of a request that waited too long for a copy."""
+    assert lease is not None
+    envs = lease.selection.indices
+    return WorkerTimeoutError(
+        f"{lease.command}: {describe_envs(envs)} waited for a copy to or from a device, which was not done within "
+        f"{lease.deadline}; what it needs stays as it is until then, so the next request may wait for it as well",
+        env_index=envs,
+        pid=None,
     )

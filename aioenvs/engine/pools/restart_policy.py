@@ -22,7 +22,7 @@ from aioenvs.engine.env_states import EnvStates
 from aioenvs.engine.failure import annotate, passable
 from aioenvs.engine.layout import HALVES, IN_ROOT, LATEST, ROOT, STATUS, WRITE_HALF, Arrays, Family
 from aioenvs.engine.pools.host import WorkerHost
-from aioenvs.engine.pools.requests import FirstReady, Lease, PendingOutcome, Selection, Timeouts
+from aioenvs.engine.pools.requests import Lease, PendingOutcome, Selection, Timeouts
 from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.waiting import Deadline, done_within
 from aioenvs.engine.worker.env_host import Outcome
@@ -88,6 +88,7 @@ class Loss(NamedTuple):
 class Restarted(Protocol):
     """What a policy needs of its pool; see there."""
 
+    crew: Any
     groups: tuple[tuple[int, ...], ...]
     hosts: dict[int, Any]
     states: EnvStates
@@ -102,9 +103,12 @@ class Restarted(Protocol):
     def abandon(self, request: PendingOutcome) -> None: ...
     def in_use(self, envs: Any) -> list[Fence]: ...
     async def passed(self, fences: Sequence[Fence], lease: Lease | None = None) -> None: ...
-    async def revive(self, selection: Selection) -> None: ...
-    async def replace(self, index: int) -> None: ...
-    def being_replaced(self) -> Collection[int]: ...
+
+
+class Delivers(Protocol):
+    """Steps of envs of which each is delivered when it is done; see `FirstReady`."""
+
+    def deliver(self, envs: Collection[int], outcome: Outcome | BaseException) -> None: ...
 
 
 class RestartPolicy:
@@ -211,15 +215,15 @@ class RestartPolicy:
             if request.opcode is Opcode.CALL or not isinstance(error, WorkerDiedError):
                 raise error
         if request.errors:
-            await self._pool.revive(lease.selection)
+            await self._pool.crew.revive(lease.selection)
         request.errors.clear()
         return request.result()
 
-    def first_ready_late(self, steps: FirstReady) -> None:
+    def first_ready_late(self, envs: Collection[int], lease: Lease) -> None:
         """Kill hosts that have not answered in time, which are restarted then."""
-        self.kill_late(self._hosts_of(steps.left), "step_and_maybe_reset", steps.lease)
+        self.kill_late(self._hosts_of(envs), "step_and_maybe_reset", lease)
 
-    def recover(self, steps: FirstReady, envs: Collection[int], error: BaseException | None) -> None:
+    def recover(self, steps: Delivers, envs: Collection[int], error: BaseException | None) -> None:
         """Deliver envs that were lost, once they are there again.
 
         Args:
@@ -231,12 +235,10 @@ class RestartPolicy:
         self._recovering.add(task)
         task.add_done_callback(self._recovering.discard)
 
-    async def _recover(self, steps: FirstReady, envs: Collection[int], error: BaseException | None) -> None:
+    async def _recover(self, steps: Delivers, envs: Collection[int], error: BaseException | None) -> None:
         try:
-            if error is not None and not isinstance(error, WorkerDiedError):
-                raise error
             if error is not None:
-                await self._pool.revive(self._pool.select(sorted(envs)))
+                await self._pool.crew.revive(self._pool.select(sorted(envs)))
             await self._replacements(envs)
         except BaseException as caught:
             steps.deliver(envs, caught)
@@ -250,9 +252,9 @@ class RestartPolicy:
 
     async def _replacements(self, envs: Collection[int]) -> None:
         """Wait for hosts that others replace meanwhile, whose envs write to rows that are about to be read."""
-        if replaced := self._pool.being_replaced():
+        if replaced := self._pool.crew.replacing:
             chosen = sorted(env for env in envs if self._pool.host_of(env) in replaced)
-            await self._pool.revive(self._pool.select(chosen))
+            await self._pool.crew.revive(self._pool.select(chosen))
 
     def take_lost(self, envs: Collection[int]) -> dict[int, Loss]:
         """Return those of these envs that were lost, of which their caller hears now."""
@@ -306,7 +308,8 @@ class RestartPolicy:
         while True:
             delay = budget.next_delay(pool.hosts[index].lived)
             if delay is None and self._asked_for[index]:
-                return await pool.replace(index)
+                await pool.crew.replace(index)
+                return
             if delay is None:
                 error.add_note(
                     f"it was restarted {budget.used} times before (max_restarts={budget.most}); a reset starts it anew"
@@ -315,7 +318,8 @@ class RestartPolicy:
             logger.warning("%s; restart %d of at most %d", str(error), budget.used, budget.most)
             await asyncio.sleep(delay)
             try:
-                return await pool.replace(index)
+                await pool.crew.replace(index)
+                return
             except WorkerError as failure:
                 error = failure
 
