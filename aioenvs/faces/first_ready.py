@@ -346,7 +346,8 @@ class PendingSteps:
         if self._closed:
             return
         if isinstance(outcome, BaseException):
-            self._fail(envs, outcome)
+            if isinstance(outcome, Exception) or self._pool.suspends:  # else it is raised where they are sent the step
+                self._fail(envs, outcome)
             return
         if not (self._reads_at_once or outcome.objects or outcome.failures):
             self._envs.rows_of(envs)[0].count(outcome)
