@@ -18,6 +18,8 @@ LIBRARIES = {
     "_make": "a public method of named tuples",
     "_exit": "a public function of os",
     "_get_running_loop": "asyncio: the loop or None; the public function raises, and steps ask often",
+    "_set_running_loop": "asyncio: a coroutine that is run without a task finds its loop by it",
+    "_asyncio_future_blocking": "asyncio: by which whoever waits for a future says that it was handed on",
     "_log_destroy_pending": "asyncio: a task that is given up on purpose is not to be complained of",
     "_clear": "atexit: what the parent registered is not for a forked child",
     "_run_exitfuncs": "atexit: a forked child leaves by os._exit, which does not run them",

@@ -21,22 +21,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from aioenvs.errors import AioEnvsError, ConcurrencyError
 
-__all__ = [
-    "PATIENCE",
-    "Immediate",
-    "LoopPortal",
-    "Portal",
-    "awaited",
-    "blocking",
-    "delegated",
-    "documented_by",
-    "driven",
-    "loop_wanted",
-    "mirrored",
-    "outside_of",
-    "run_to_end",
-]
-
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 P = ParamSpec("P")
