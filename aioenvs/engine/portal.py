@@ -198,7 +198,12 @@ class _PausedLoop(asyncio.SelectorEventLoop):
     """A loop whose clock stands still while nobody runs it, so that no time is up before it could be seen to.
 
     It interrupts itself for what must not be run inside of a running loop (`outside`).
+
+    Attributes:
+        taskless: What was run last without a task.
     """
+
+    taskless: _Taskless | None = None
 
     def __init__(self) -> None:
         self._paused = 0.0  # for how long it was
@@ -240,7 +245,7 @@ class _PausedLoop(asyncio.SelectorEventLoop):
         Raises:
             BaseException: What the coroutine raises; or what a signal handler raises, once the coroutine has ended.
         """
-        run = _Taskless()
+        run = self.taskless = _Taskless()
         interrupts.arm(functools.partial(self.call_soon_threadsafe, run.cancel))
         self._paused += super().time() - self._stopped
         self._thread_id = threading.get_ident()
