@@ -21,7 +21,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from aioenvs.errors import AioEnvsError, ConcurrencyError
 
-
 Method = TypeVar("Method", bound=Callable[..., Any])
 P = ParamSpec("P")
 R = TypeVar("R")
