@@ -206,9 +206,8 @@ class Part:
 
     def decide(self, rows: RowIndex, lends: bool, whole: bool) -> None:
         """Say where the envs in these rows write next; see `Rows.decide`."""
-        if lends or not self._buffers.plain:
-            lends = lends and rows is None and isinstance(self.all, slice)
-            self._buffers.decide(self.targets(rows), lends=lends, whole=lends and whole)
+        lends = lends and rows is None and isinstance(self.all, slice)
+        self._buffers.decide(self.targets(rows), lends=lends, whole=lends and whole)
 
     def write(self, values: Values, rows: RowIndex) -> dict[int, Objects] | None:
         """Store inputs; see `Rows.write`."""
@@ -247,21 +246,17 @@ class Part:
                 noted = True
         return noted
 
-    def count(self, rows: RowIndex, outcome: Outcome) -> None:
-        """Count steps that came back; see `FamilyRows.count`."""
-        self.own.count(None if rows is None and self.members is None else self.targets(rows), outcome)
-
     def step(self, rows: RowIndex, outcome: Outcome, lends: bool) -> Values:
         """The outcome of a step, by key; rows that were not stepped hold their latest values and no reward."""
         if outcome.objects:
             self.note(outcome, NEXT)
-        self.count(rows, outcome)
+        self.own.count(None if rows is None and self.members is None else self.targets(rows), outcome)
         if lends and rows is None and (lent := self._lend(NEXT)) is not None:
             self._buffers.lend(self.all)
             return lent
         arrays = self._copy(NEXT)
         if rows is None:
-            return self._with_objects(NEXT, arrays)
+            return self._with_objects(NEXT, arrays) if self.own.loose[NEXT] else arrays
         others = np.ones(len(self.envs), np.bool_)
         others[rows] = False
         self._replace(arrays, np.flatnonzero(others & self.in_root()))
@@ -364,6 +359,8 @@ class Part:
 
     def _copy(self, region: str) -> Arrays:
         """A region of these envs, as it is where each has its latest values."""
+        if self._buffers.plain and self.members is None:
+            return {key: array.copy() for key, array in self.own.halves[0][region].items()}
         if self._buffers.plain:
             return self._copied(region, 0)
         half = self._buffers.half(self.all)
@@ -453,8 +450,9 @@ class Rows:
             lends: Whether the results are to be lent, where that is possible.
             whole: Whether a step writes the root, too, also where there is no reset.
         """
-        for part, local in self.local(rows):
-            part.decide(local, lends, whole)
+        for part, local in self._whole if rows is None else self.local(rows):
+            if lends or not part.own.buffers.plain:
+                part.decide(local, lends, whole)
 
     def write(self, values: Sequence[Values], rows: RowIndex) -> dict[int, Objects] | None:
         """Store the checked inputs of each part for these rows; returns those without a place, by env."""
@@ -506,11 +504,12 @@ class Rows:
             lends: Whether the values may be looked at where they are, as was decided before.
             apart: Whether the two have no memory in common.
         """
-        following = [part.step(local, outcome, lends) for part, local in self.local(rows)]
+        parts = self._whole if rows is None else self.local(rows)
+        following = [part.step(local, outcome, lends) for part, local in parts]
         if outcome.lost:
             assert known is not None
-            parts = zip(self.parts, following, known, strict=True)
-            following = [part.with_losses(own, before, outcome) for part, own, before in parts]
+            lost = zip(self.parts, following, known, strict=True)
+            following = [part.with_losses(own, before, outcome) for part, own, before in lost]
         if not maybe_reset:
             return following, None
         parts_of = zip(self.parts, following, strict=True)
@@ -529,7 +528,7 @@ class Rows:
     def count(self, outcome: Outcome) -> None:
         """Count the steps of all envs that came back, and the episodes that ended with them."""
         for part in self.parts:
-            part.count(None, outcome)
+            part.own.count(None if part.members is None else part.all, outcome)
 
     def counts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """How many steps came back from each env, and how many of them ended an episode."""

@@ -22,7 +22,6 @@ __all__ = [
     "check_next",
     "check_size",
     "check_tensordict",
-    "check_unlocked",
     "each_of",
     "envs_of",
     "index_of",
@@ -59,25 +58,19 @@ def check_tensordict(td: Any, batch_size: torch.Size) -> None:
         raise TypeError(f"expected a TensorDict of shape {tuple(batch_size)}, got {describe(td)}")
 
 
-def check_unlocked(td: TensorDictBase) -> None:
-    """Refuse a TensorDict that a step's outcome could not be put into.
+def check_next(td: TensorDictBase, entries: Mapping[str, Any]) -> None:
+    """Refuse what a step's outcome could not be put into, or merged with.
+
+    Args:
+        td: What the step was given.
+        entries: Its entries.
 
     Raises:
         RuntimeError: If it is locked.
+        TypeError: If there is something else than a TensorDict under `next`.
     """
     if td.is_locked:
         raise RuntimeError("the TensorDict is locked, so `next` cannot be set in it; unlock_() or clone() it first")
-
-
-def check_next(entries: Mapping[str, Any]) -> None:
-    """Refuse what a step's outcome could not be merged with.
-
-    Args:
-        entries: Of the TensorDict that the step was given.
-
-    Raises:
-        TypeError: If there is something else than a TensorDict under `next`.
-    """
     following = entries.get("next")
     if following is not None and not isinstance(following, TensorDictBase):
         raise TypeError(f"expected a TensorDict, or nothing, under 'next', found {type(following).__name__}")

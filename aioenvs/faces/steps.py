@@ -18,7 +18,7 @@ from aioenvs.errors import AioEnvsError
 from aioenvs.faces.batch_specs import Signature
 from aioenvs.faces.calls import AsyncCalls
 from aioenvs.faces.first_ready import PendingCopy, SentInputs, gathered
-from aioenvs.faces.requests import check_next, check_size, check_unlocked, index_of, named_envs, step_rows
+from aioenvs.faces.requests import check_next, check_size, index_of, named_envs, step_rows
 from aioenvs.faces.session import EnvSelection
 
 __all__ = ["AsyncSteps", "SendRequest", "entries_of"]
@@ -57,7 +57,7 @@ class SendRequest:
         self._sent = SentInputs(td)
         td = self._sent.td
         entries = entries_of(td, self._scope.signature)
-        check_next(entries)
+        check_next(td, entries)
         # What is fetched is the copy, since the caller may write to his own as soon as `send` returns.
         fetched, fence = self._scope.fetch(td, entries) or ({}, None)
         arrived = fence is None or fence.done()
@@ -207,10 +207,10 @@ class AsyncSteps(AsyncCalls):
         scope = self._running_scope or await self._scope()
         check_size(td, scope.signature.batch_size)
         entries = entries_of(td, scope.signature)
-        check_unlocked(td)
-        check_next(entries)
-        rows = step_rows(entries.get("_step"), td.batch_size)
-        chosen = scope.select(rows)
+        check_next(td, entries)
+        mask = entries.get("_step")
+        rows = None if mask is None else step_rows(mask, td.batch_size)
+        chosen = scope.everything if rows is None else scope.select(rows)
         crossing = scope.whole.crossing
         command = "step_and_maybe_reset" if maybe_reset else "step"
         request = Request(scope.pool, chosen, command, timeout=timeout)
@@ -231,7 +231,8 @@ class AsyncSteps(AsyncCalls):
             following, root = scope.read_step(rows, outcome, known, maybe_reset=maybe_reset, lends=lends, apart=apart)
             if crossing is not None and not outcome.failures:
                 following, root = scope.tensors.place(crossing, following, root)
-        outcome.raise_failure()
+        if outcome.failures:
+            outcome.raise_failure()
         if crossing is not None:
             await scope.whole.arrived(request.lease)
         if not chosen.indices:

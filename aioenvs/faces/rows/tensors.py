@@ -173,6 +173,11 @@ class BatchTensors:
 
     def step(self, following: Sequence[Values], root: Sequence[Values] | None) -> tuple[Any, Any]:
         """Return the tensors of what came of a step, and of the root for the next one, if there is one."""
+        lent = type(following[0]) is Lent or (root is not None and type(root[0]) is Lent)
+        if not self._is_lazy and not lent:
+            family, own = self._families[0], following[0]
+            tensors = family.of(NEXT, own)
+            return tensors, None if root is None else family.of(ROOT, root[0], (own, tensors))
         parts = [self._part(number, NEXT, own) for number, own in enumerate(following)]
         roots = None
         if root is not None:
