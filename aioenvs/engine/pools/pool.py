@@ -487,7 +487,11 @@ class Pool:
         request, envs, began, _ = share
         self.states.answered(envs)
         if began:
-            self.times[host.index].add(time.perf_counter() - began)
+            took, times = time.perf_counter() - began, self.times[host.index]
+            times.count += 1
+            times.total += took
+            if took > times.longest:
+                times.longest = took
         if self._drained:
             self._wake()
         request.answered(envs, finished, waiting, outcome)

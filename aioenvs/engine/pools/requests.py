@@ -312,7 +312,7 @@ class Stepped(Protocol):
     states: EnvStates
     policy: Any
     traits: Any
-    suspends: bool
+    has_coroutines: tuple[bool, ...]
 
     def host_of(self, env: int) -> int: ...
     def of_present(self, lease: Lease) -> Lease: ...
@@ -350,7 +350,7 @@ class FirstReady:
         pool, lease = self._pool, self.lease
         # Without a host that takes several at once, each env has a command to itself; but where they run right here,
         # one after the other, there is nothing in between to be heard of.
-        singly = pool.suspends and not pool.traits.bulk
+        singly = not pool.traits.bulk and (pool.traits.is_bound or any(pool.has_coroutines))
         bodies: dict[int, Any] = {}
         if inputs:
             parts = [(env, pool.host_of(env), (env,)) for env in lease.selection.indices] if singly else []
