@@ -8,24 +8,14 @@ import functools
 import logging
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, TypeVar
+from typing import Any
 
 from aioenvs.engine.adapters.base import Call, ResetArguments
 from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.double_buffer import DoubleBuffer, Fence
 from aioenvs.engine.env_states import EnvStates
-from aioenvs.engine.layout import (
-    LATEST,
-    STATUS,
-    WRITE_HALF,
-    Arrays,
-    EnvMetadata,
-    Family,
-    form_families,
-    interned,
-)
+from aioenvs.engine.layout import LATEST, STATUS, WRITE_HALF, Arrays, EnvMetadata, Family, form_families, interned
 from aioenvs.engine.pools.crew import Crew
 from aioenvs.engine.pools.host import Exit, Host, HostKind, WorkerHost
 from aioenvs.engine.pools.requests import (
@@ -42,17 +32,16 @@ from aioenvs.engine.pools.requests import (
     closed_meanwhile,
     hear_each,
     late_copy,
+    warn_of_waiting,
     wrong_loop,
 )
 from aioenvs.engine.pools.restart_policy import RestartPolicy
 from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.waiting import Deadline, FenceWaiter, done_within, drop, outlast
 from aioenvs.engine.worker.env_host import Outcome
-from aioenvs.errors import AioEnvsError, PerformanceWarning, WorkerTimeoutError, describe_envs
+from aioenvs.errors import AioEnvsError, WorkerTimeoutError, describe_envs
 
 __all__ = ["Lease", "Pool", "Selection", "StepTimes", "Timeouts", "closed_meanwhile", "wrong_loop"]
-
-T = TypeVar("T")
 
 logger = logging.getLogger("aioenvs")
 
@@ -79,6 +68,9 @@ class Pool:
         crew: The hosts, and what becomes of them.
         hosts: Those that there are, by number.
         traits: What they are like.
+        select: Returns the `Selection` of some envs.
+        host_of: Returns the number of the host of an env.
+        restarts: Whether envs whose host died are built anew and reset of themselves.
         policy: What is done about hosts that die; None if that is for the next reset to see to.
         suspends: Whether commands may wait for something, and so want an event loop.
         shares_loop: Whether the event loop has others to run while a request waits for a fence.
@@ -108,8 +100,10 @@ class Pool:
         self.arrays: tuple[dict[str, Arrays], ...] = ()
         self.buffers: tuple[DoubleBuffer, ...] = ()
         self.has_coroutines: tuple[bool, ...] = ()
+        self.restarts = config.max_restarts is not None
         self.policy = None if config.max_restarts is None else RestartPolicy(self, config.max_restarts)
-        self._selections = Selections(self.groups)
+        selections = Selections(self.groups)
+        self.select, self.host_of = selections.of, selections.host_of
         self.everything = self.select(range(self.num_envs))
         self._owner = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -117,11 +111,6 @@ class Pool:
         self._advised = False
 
     # -- which envs -------------------------------------------------------------------------------------
-
-    @property
-    def restarts(self) -> bool:
-        """Whether envs whose host died are built anew and reset of themselves."""
-        return self.policy is not None
 
     @property
     def envs(self) -> list[Any] | None:
@@ -136,14 +125,6 @@ class Pool:
         return tuple(
             host.pid for _, host in sorted(self.hosts.items()) if not host.exited.done() and host.pid is not None
         )
-
-    def select(self, indices: Iterable[int]) -> Selection:
-        """Work out, once, how to reach these envs."""
-        return self._selections.of(indices)
-
-    def host_of(self, env: int) -> int:
-        """The number of the host of an env."""
-        return self._selections.host_of(env)
 
     # -- start ------------------------------------------------------------------------------------------
 
@@ -311,9 +292,8 @@ class Pool:
     def in_use(self, envs: Set[int]) -> list[Fence]:
         """Return the fences before memory into which these envs would write next."""
         fences: list[Fence] = []
-        for family, buffers in (
-            zip(self.families, self.buffers, strict=False) if self.fenced else ()
-        ):  # none once closed
+        pairs = zip(self.families, self.buffers, strict=False) if self.fenced else ()  # no buffers once closed
+        for family, buffers in pairs:
             if buffers.guarded:
                 fences += buffers.in_use([row for row, env in enumerate(family.envs) if env in envs])
         return fences
@@ -321,11 +301,7 @@ class Pool:
     async def passed(self, fences: Sequence[Fence], lease: Lease | None = None) -> None:
         """Wait for fences; in the event loop's thread where there is nobody else to run, and no deadline.
 
-        Cancelling it, or running into its time, leaves them alone.
-
-        Args:
-            fences: For which.
-            lease: What for; None if that may take as long as it likes.
+        Cancelling it, or running into its time, leaves them alone. Without a lease it may take as long as it likes.
 
         Raises:
             WorkerTimeoutError: If it takes longer.
@@ -494,27 +470,10 @@ class Pool:
                     host.cancel(sequence)
 
     def step_first_ready(self, lease: Lease, inputs: Mapping[int, Objects] | None, deliver: Deliver) -> FirstReady:
-        """Step the envs, and reset those that finish, each answered for by itself.
-
-        Args:
-            lease: Which envs, all of them ready.
-            inputs: As for `step`.
-            deliver: Called in the event loop with envs that are done, as many as are at a time, and their outcome; or
-                with the exception that they have instead: that of a host which died and is not restarted, of a deadline
-                that has passed, of being closed. Before this returns where envs run here, one after the other.
-
-        Returns:
-            A handle, by which whoever does not want to know any more says so.
-
-        Raises:
-            ClosedError: If the envs were closed since they were held.
-            ProtocolError: If there are too many values; nothing was sent.
-        """
+        """Step the envs, and reset those that finish, each answered for by itself; see `FirstReady`."""
         if self.states.closed:
             raise closed_meanwhile(lease.selection.envs)
-        steps = FirstReady(self, lease, deliver)
-        steps.send(inputs)
-        return steps
+        return FirstReady(self, lease, deliver).send(inputs)
 
     # -- answers ----------------------------------------------------------------------------------------
 
@@ -528,7 +487,11 @@ class Pool:
         request, envs, began, _ = share
         self.states.answered(envs)
         if began:
-            self.times[host.index].add(time.perf_counter() - began)
+            took, times = time.perf_counter() - began, self.times[host.index]
+            times.count += 1
+            times.total += took
+            if took > times.longest:
+                times.longest = took
         if self._drained:
             self._wake()
         request.answered(envs, finished, waiting, outcome)
@@ -572,13 +535,7 @@ class Pool:
         """Say, once, that the envs would gain by more processes."""
         if not self._advised:
             self._advised = True
-            warnings.warn(
-                f"{self.num_envs} envs in {len(self.groups)} processes spend {waiting:.0%} of their steps waiting "
-                f"rather than computing, one after the other; num_processes={self.num_envs} would let them wait "
-                "at the same time (the command 'aioenvs bench' compares such settings)",
-                PerformanceWarning,
-                stacklevel=2,
-            )
+            warn_of_waiting(self.num_envs, len(self.groups), waiting)
 
     # -- the end of hosts, and others in their place ----------------------------------------------------
 
@@ -595,11 +552,7 @@ class Pool:
     # -- the end ----------------------------------------------------------------------------------------
 
     def begin_close(self) -> None:
-        """Say that `close` comes next.
-
-        Raises:
-            ConcurrencyError: If envs are at work in a thread that cannot be told to end that; nothing has changed then.
-        """
+        """Say that `close` comes next; errors are those of `HostKind.begin_close`."""
         self._kind.begin_close(self.states.close)
 
     async def close(self) -> None:

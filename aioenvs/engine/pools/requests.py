@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +14,14 @@ from aioenvs.engine.env_states import EnvStates
 from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.waiting import TURNS, Deadline
 from aioenvs.engine.worker.env_host import Outcome
-from aioenvs.errors import AioEnvsError, ClosedError, WorkerDiedError, WorkerTimeoutError, describe_envs
+from aioenvs.errors import (
+    AioEnvsError,
+    ClosedError,
+    PerformanceWarning,
+    WorkerDiedError,
+    WorkerTimeoutError,
+    describe_envs,
+)
 
 __all__ = [
     "Deliver",
@@ -29,6 +37,7 @@ __all__ = [
     "closed_meanwhile",
     "hear_each",
     "late_copy",
+    "warn_of_waiting",
     "wrong_loop",
 ]
 
@@ -303,7 +312,7 @@ class Stepped(Protocol):
     states: EnvStates
     policy: Any
     traits: Any
-    suspends: bool
+    has_coroutines: tuple[bool, ...]
 
     def host_of(self, env: int) -> int: ...
     def of_present(self, lease: Lease) -> Lease: ...
@@ -317,18 +326,23 @@ class FirstReady:
     Args:
         pool: Whose envs.
         lease: Which envs, and until when.
-        deliver: Called in the event loop with envs that are done, and their outcome or the error instead.
+        deliver: Called in the event loop with envs that are done, as many as are at a time, and their outcome; or with
+            the exception that an env has instead: that of a host which died and is not restarted, of a deadline that
+            has passed, of being closed. Before the steps were sent where envs run here, one after the other.
+
+    Attributes:
+        left: The envs that are not done.
     """
 
     def __init__(self, pool: Stepped, lease: Lease, deliver: Deliver) -> None:
         self.lease = lease
-        self.left = set(lease.selection.envs)  # that are not done
+        self.left = set(lease.selection.envs)
         self._pool = pool
         self._deliver = deliver
         self._timer: asyncio.Handle | None = None
 
-    def send(self, inputs: Mapping[int, Objects] | None) -> None:
-        """Have the envs step.
+    def send(self, inputs: Mapping[int, Objects] | None) -> FirstReady:
+        """Have the envs step; returns the steps.
 
         Raises:
             ProtocolError: If there are too many inputs; nothing was sent.
@@ -336,7 +350,7 @@ class FirstReady:
         pool, lease = self._pool, self.lease
         # Without a host that takes several at once, each env has a command to itself; but where they run right here,
         # one after the other, there is nothing in between to be heard of.
-        singly = pool.suspends and not pool.traits.bulk
+        singly = not pool.traits.bulk and (pool.traits.is_bound or any(pool.has_coroutines))
         bodies: dict[int, Any] = {}
         if inputs:
             parts = [(env, pool.host_of(env), (env,)) for env in lease.selection.indices] if singly else []
@@ -360,6 +374,7 @@ class FirstReady:
             self._timer = asyncio.get_running_loop().call_later(lease.deadline.left, self._expire, TURNS)
         if pool.policy is not None and len(selection.envs) < len(lease.selection.envs):
             pool.policy.recover(self, lease.selection.envs - selection.envs, None)
+        return self
 
     def answered(self, envs: Collection[int], finished: int, waiting: float, outcome: Outcome | None) -> None:
         self.deliver(envs, Outcome(finished=finished, waiting=waiting) if outcome is None else outcome)
@@ -369,7 +384,12 @@ class FirstReady:
         if left and self._pool.policy is not None and isinstance(error, WorkerDiedError):
             self._pool.policy.recover(self, left, error)
         else:
-            self.deliver(left, error)
+            self.fail(left, error)
+
+    def fail(self, envs: Collection[int], error: BaseException) -> None:
+        """Hand over an error to each of these envs: one of its own, since each may be raised somewhere else."""
+        for env in envs:
+            self.deliver((env,), error.again() if isinstance(error, AioEnvsError) else error)
 
     def deliver(self, envs: Collection[int], outcome: Outcome | BaseException) -> None:
         """Hand over what came of these envs, as far as anybody still waits for them."""
@@ -396,9 +416,10 @@ class FirstReady:
         elif self.left and self._pool.policy is not None:
             self._pool.policy.first_ready_late(self.left, self.lease)
         elif self.left:
-            error = self._pool.late_error(self.left, self.lease)
+            late = {env: self._pool.late_error({env}, self.lease) for env in sorted(self.left)}
             self._pool.cancel(self, self.lease.selection)
-            self.deliver(list(self.left), error)
+            for env, error in late.items():
+                self.deliver((env,), error)
 
 
 def hear_each(answers: Each) -> float:
@@ -437,4 +458,15 @@ def late_copy(lease: Lease | None) -> WorkerTimeoutError:
         f"{lease.deadline}; what it needs stays as it is until then, so the next request may wait for it as well",
         env_index=envs,
         pid=None,
+    )
+
+
+def warn_of_waiting(num_envs: int, num_hosts: int, waiting: float) -> None:
+    """Warn that envs would gain by more processes."""
+    warnings.warn(
+        f"{num_envs} envs in {num_hosts} processes spend {waiting:.0%} of their steps waiting rather than computing, "
+        f"one after the other; num_processes={num_envs} would let them wait at the same time (the command "
+        "'aioenvs bench' compares such settings)",
+        PerformanceWarning,
+        stacklevel=2,
     )

@@ -109,6 +109,7 @@ class Delivers(Protocol):
     """Steps of envs of which each is delivered when it is done; see `FirstReady`."""
 
     def deliver(self, envs: Collection[int], outcome: Outcome | BaseException) -> None: ...
+    def fail(self, envs: Collection[int], error: BaseException) -> None: ...
 
 
 class RestartPolicy:
@@ -241,7 +242,7 @@ class RestartPolicy:
                 await self._pool.crew.revive(self._pool.select(sorted(envs)))
             await self._replacements(envs)
         except BaseException as caught:
-            steps.deliver(envs, caught)
+            steps.fail(envs, caught)
             if not isinstance(caught, Exception):
                 raise
             return
