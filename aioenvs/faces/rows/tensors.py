@@ -12,6 +12,7 @@ from aioenvs.engine.double_buffer import DoubleBuffer
 from aioenvs.engine.layout import HALVES, NEXT, ROOT, Arrays, Family
 from aioenvs.engine.rows import FamilyRows, Lent, Rows, Values
 from aioenvs.faces.batch_specs import EnvSpecs
+from aioenvs.specs import TensorSpec
 from aioenvs.tensors.device import Transfer, typed
 from aioenvs.tensors.trees import Key, Tree, copied, is_loose, region_trees
 
@@ -47,7 +48,7 @@ class FamilyTensors:
                 if (own := root.leaves.get(key)) is not None and (own.shape, own.dtype) == (spec.shape, spec.dtype)
             ),
             flags=frozenset(key for key in root.entries if key not in others),
-            fill=self._filled,
+            fill=functools.partial(_filled, self.trees[NEXT].leaves),  # which does not know this, as that knows it
         )
         # Leaves that are kept under another dtype, since numpy does not have theirs.
         self._foreign = {
@@ -62,10 +63,6 @@ class FamilyTensors:
             region: [(key, self.trees[region].leaves[key]) for key in self.rows.loose[region]]
             for region in (NEXT, ROOT)
         }
-
-    def _filled(self, key: Key, value: Any, filling: float) -> Any:
-        zero = self.trees[NEXT].leaves[key].zero() if value is None else value
-        return torch.full_like(zero, filling)
 
     def of(self, region: str, values: Values, known: tuple[Values, Mapping[Key, Any]] | None = None) -> dict[Key, Any]:
         """Return tensors of the values of a region, or lists of objects where there can be none.
@@ -96,6 +93,11 @@ class FamilyTensors:
                 else:  # envs that have not said anything yet have zeros
                     tensors[key] = torch.stack([spec.zero() if value is None else value for value in found])
         return tensors
+
+
+def _filled(leaves: Mapping[Key, TensorSpec], key: Key, value: Any, filling: float) -> Any:
+    """Return an object of the kind that is at a key, full of one number."""
+    return torch.full_like(leaves[key].zero() if value is None else value, filling)
 
 
 class _LentTensors(dict[Key, Any]):
