@@ -44,13 +44,13 @@ class Interrupted(list[int]):
 def test_an_interrupt_before_a_command_begins_keeps_nobody_from_closing() -> None:
     env = SerialEnv(2, CountingEnv)
     td = env.rand_action(env.reset())
-    pool = env._env._running.pool
-    pool._at_work = Interrupted()
+    (host,) = env._env._running.pool.hosts.values()
+    host._at_work = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         env.step(td)
-    pool._at_work = []
+    host._at_work = []
     assert env.step(env.rand_action(env.reset()))["next", "observation"].shape == (2, 4)
-    pool._at_work = Interrupted()
+    host._at_work = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         env.step(td)
     env.close()

@@ -283,9 +283,10 @@ class Session:
         else:
             self.transfer.close()
         fence_waiter.close()
-        # Scopes refer to this, and to the memory: without them it goes with the last result that looks into it.
+        # These refer to this, and to the memory: without them it goes with the last result that looks into it.
         self._scopes.clear()
-        self.__dict__.pop("everything", None)
+        for name in ("everything", "outbox"):
+            self.__dict__.pop(name, None)
 
     def place(self, device: torch.device | DeviceBackend) -> None:
         """Bring results to another device from now on."""

@@ -357,7 +357,7 @@ class Pool:
         if not self.traits.is_bound:  # where a host says more precisely who is not done
             owing = self.hosts[0].at_work & envs
         late = tuple(sorted(owing or envs))
-        pids = [host.pid for host in self.hosts.values() if host.pid and not set(host.envs).isdisjoint(envs)]
+        pids = [host.pid for host in self.hosts.values() if host.pid and not set(host.envs).isdisjoint(late)]
         where = f" (pid {', '.join(map(str, pids))})" if pids else ""
         if self.policy is not None:
             fate = "the worker was killed, and the envs that it hosted begin anew with the next request"
