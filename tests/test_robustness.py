@@ -155,7 +155,7 @@ def test_many_masks_are_not_all_remembered() -> None:
         generator = np.random.default_rng(0)
         for _ in range(1500):
             env.step(acting([0] * 12, only=np.flatnonzero(generator.random(12) < 0.5).tolist()))
-        assert len(env._env._running.pool._selections) <= 1100
+        assert len(env._env._running.pool.select.__self__._known) <= 1100
 
 
 @pytest.mark.parametrize("device", ["meta", "cuda:99"])
