@@ -121,8 +121,13 @@ class Host(ABC):
         """
         sequence = self._sequence = next_sequence(self._sequence)
         self.pending[sequence] = share
-        self.last_command = opcode
-        self.transmit(opcode, sequence, positions, enclosed)
+        before, self.last_command = self.last_command, opcode
+        try:
+            self.transmit(opcode, sequence, positions, enclosed)
+        except BaseException:  # it is too large, or ends more than an env
+            self.pending.pop(sequence, None)
+            self.last_command = before
+            raise
 
     @abstractmethod
     async def start(self, shipment: Shipment | None) -> list[EnvMetadata]:

@@ -480,18 +480,14 @@ class Pool:
     def answered(
         self, host: Host, sequence: int, finished: int = 0, waiting: float = 0.0, outcome: Outcome | None = None
     ) -> None:
-        """Take in the answer to a request, whoever awaits it; nothing happens if none is owed under that number."""
+        """Take in the answer to a request, whoever awaits it; nothing if none is owed under that number."""
         share = host.pending.pop(sequence, None)
         if share is None:
             return
         request, envs, began, _ = share
         self.states.answered(envs)
         if began:
-            took, times = time.perf_counter() - began, self.times[host.index]
-            times.count += 1
-            times.total += took
-            if took > times.longest:
-                times.longest = took
+            self.times[host.index].add(time.perf_counter() - began)
         if self._drained:
             self._wake()
         request.answered(envs, finished, waiting, outcome)
