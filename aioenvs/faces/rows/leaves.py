@@ -28,13 +28,13 @@ class Bounds(NamedTuple):
         low: The lowest.
         high: One past the highest.
         alike: Whether they are those of each env, rather than one for each.
-        count: The highest of all, where every number is one of so many from 0 on; else 0.
+        span: How many numbers there may be, all from 0 on and the same for all; 0 where that is not so.
     """
 
     low: NDArray[Any]
     high: NDArray[Any]
     alike: bool
-    count: int = 0
+    span: int = 0
 
     @classmethod
     def of(cls, spaces: Sequence[Any], ndim: int) -> Bounds | None:
@@ -247,8 +247,8 @@ class InputLeaf:
 
     def _check_range(self, batch: EnvsOfFamily, array: NDArray[Any], bounds: Bounds, rows: RowIndex) -> None:
         # Negative numbers are large ones without their sign, so that one comparison tells of both ends.
-        unsigned = UNSIGNED.get(array.dtype) if bounds.count else None
-        if unsigned is not None and np.maximum.reduce(array.view(unsigned), axis=None) < bounds.count:
+        unsigned = UNSIGNED.get(array.dtype) if bounds.span else None
+        if unsigned is not None and np.maximum.reduce(array.view(unsigned), axis=None) < bounds.span:
             return
         low, high, *_ = bounds.select(batch.members)
         outside = (array < low) | (array >= high)
