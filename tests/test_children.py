@@ -64,9 +64,8 @@ async def test_those_that_come_later_have_no_ends_of_the_others_pipes(method: st
     async with AsyncParallelEnv(2, CountingEnv, num_processes=2, mp_start_method=method) as env:
         await env.reset()
         await replace_first(env)
-        workers, own = [pipes(pid) - foreign for pid in env.pids], pipes(os.getpid()) - foreign
-        (shared,) = set.intersection(*workers, own)  # in which all say that they are done
-        owned = [each - {shared} for each in (*workers, own)]
+        foreign |= set.intersection(*(pipes(pid) for pid in env.pids))  # that in which all say that they are done
+        owned = [pipes(pid) - foreign for pid in (*env.pids, os.getpid())]
         assert all(owned)
         everything = sorted(target for targets in owned for target in targets)
         assert everything == sorted(set(everything))

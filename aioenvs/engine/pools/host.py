@@ -18,6 +18,7 @@ import cloudpickle
 from aioenvs.engine.config import BatchConfig
 from aioenvs.engine.failure import factory_error, rebuild
 from aioenvs.engine.layout import EnvMetadata, Family
+from aioenvs.engine.memory import own_memory
 from aioenvs.engine.pools.factories import Shipment
 from aioenvs.engine.pools.requests import Share
 from aioenvs.engine.protocol import MAX_BODY, Frame, Opcode, next_sequence
@@ -166,61 +167,69 @@ class Host(ABC):
             self._owner.failed(self, sequence, error.again())
 
 
-class HostKind(Protocol):
+class HostKind(ABC):
     """The kind of a pool's hosts: how they are made and ended, and what all of them share.
+
+    Args:
+        config: What was asked for.
 
     Attributes:
         traits: What they are like.
-        config: What was asked for.
     """
 
-    traits: HostTraits
-    config: BatchConfig
+    traits = HostTraits()
+
+    def __init__(self, config: BatchConfig) -> None:
+        self.config = config
 
     def pack(
         self, groups: Mapping[int, tuple[int, ...]], descriptors: Any, *, replaces: bool
     ) -> Sequence[Shipment | None]:
         """Return what the host of each of these groups gets at its start."""
+        return [None] * len(groups)
 
-    async def prepare(self, owner: Owner, hosts: Mapping[int, Any]) -> None:
+    async def prepare(self, owner: Any, hosts: Mapping[int, Any]) -> None:  # noqa: B027 - most have nothing to do
         """See to what it takes to start hosts, if it is not there."""
 
+    @abstractmethod
     def make(self, index: int, envs: tuple[int, ...], owner: Owner, generation: int) -> Any:
         """Return a host, which is not started."""
 
-    def check(self, hosts: Sequence[Any]) -> None:
-        """Check hosts that have built their envs.
-
-        Raises:
-            Exception: If they cannot be together in a pool.
-        """
+    def check(self, hosts: Sequence[Any]) -> None:  # noqa: B027 - most have nothing to do
+        """Refuse hosts that have built their envs, but cannot be together in a pool."""
 
     def allocate(self, nbytes: int) -> Any:
         """Return memory for the block."""
+        return own_memory(nbytes)
 
-    def notice(self) -> None:
+    def notice(self) -> None:  # noqa: B027 - most have nothing to do
         """Let what is known of hosts that ended get to them."""
 
-    def begin_close(self, close: Callable[[], None]) -> None:
-        """Close what says who may be asked, unless envs are at work where that cannot be ended.
+    def begin_close(self, close: Callable[[], None]) -> None:  # noqa: B027 - most have nothing to do
+        """Close what says who may be asked first where envs cannot be ended elsewhere.
 
         Raises:
-            ConcurrencyError: If they are; nothing has changed then.
+            ConcurrencyError: If envs are at work in a thread that cannot be told to end that; nothing has changed then.
         """
 
     async def end(self, hosts: Sequence[Any], *, polite: bool) -> None:
         """End hosts, within the time for closing: their envs are closed if this is polite, or else merely gone."""
+        await end_all(hosts, self.config.timeouts.close, polite=polite)
 
+    @abstractmethod
     def hurry(self, hosts: Sequence[Any]) -> None:
         """Have `end` end at once."""
 
     def let_go(self, hosts: Sequence[Any], loop: asyncio.AbstractEventLoop | None) -> None:
         """Tell hosts to end, and wait for nothing; the loop may be closed."""
+        for host in hosts:
+            host.dismiss()
 
     async def give_back(self) -> None:
         """Give back what all share, now that no host is left."""
+        self.give_up()
 
-    def give_up(self) -> None:
+    def give_up(self) -> None:  # noqa: B027 - most have nothing to do
         """Give it back at once, from any thread."""
 
 

@@ -14,9 +14,8 @@ from aioenvs.engine.adapters.copying import arguments, received
 from aioenvs.engine.config import BatchConfig
 from aioenvs.engine.failure import advised, factory_error, passable
 from aioenvs.engine.layout import EnvMetadata, Family
-from aioenvs.engine.memory import own_memory
 from aioenvs.engine.pools.factories import Shipment
-from aioenvs.engine.pools.host import Host, HostTraits, Owner
+from aioenvs.engine.pools.host import Host, HostKind, HostTraits, Owner
 from aioenvs.engine.pools.requests import closed_meanwhile
 from aioenvs.engine.portal import loop_wanted, outside_of
 from aioenvs.engine.protocol import Opcode
@@ -201,7 +200,7 @@ class InlineHost(Host):
             self._host.close()
 
 
-class Inline:
+class Inline(HostKind):
     """The kind of host that is this process.
 
     Args:
@@ -211,28 +210,13 @@ class Inline:
     """
 
     def __init__(self, config: BatchConfig, *, yields: bool) -> None:
-        self.config = config
+        super().__init__(config)
         self.traits = HostTraits(is_bound=False, suspends=yields, yields=yields, outlasts=True)
         self.host: InlineHost | None = None
-
-    def pack(self, groups: Mapping[int, tuple[int, ...]], descriptors: Any, *, replaces: bool) -> Sequence[None]:
-        return [None] * len(groups)
-
-    async def prepare(self, owner: Owner, hosts: Mapping[int, InlineHost]) -> None:
-        """Prepare nothing."""
 
     def make(self, index: int, envs: tuple[int, ...], owner: Owner, generation: int) -> InlineHost:
         self.host = InlineHost(index, envs, owner, self.config)
         return self.host
-
-    def check(self, hosts: Sequence[InlineHost]) -> None:
-        """Check nothing that the host has not."""
-
-    def allocate(self, nbytes: int) -> Any:
-        return own_memory(nbytes)
-
-    def notice(self) -> None:
-        """Do nothing: the host cannot end."""
 
     def begin_close(self, close: Callable[[], None]) -> None:
         if self.host is None:
@@ -253,12 +237,6 @@ class Inline:
     def let_go(self, hosts: Sequence[InlineHost], loop: asyncio.AbstractEventLoop | None) -> None:
         for host in hosts:
             host.discard()
-
-    async def give_back(self) -> None:
-        """Give nothing back: nothing is shared."""
-
-    def give_up(self) -> None:
-        """Likewise."""
 
 
 _closing: set[asyncio.Task[None]] = set()  # tasks that no one else keeps

@@ -11,7 +11,7 @@ import socket
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aioenvs.engine.config import BatchConfig
@@ -19,7 +19,7 @@ from aioenvs.engine.layout import Family
 from aioenvs.engine.memory import SharedBlock
 from aioenvs.engine.pools import launcher as child
 from aioenvs.engine.pools.factories import Shipment, pickle_factories
-from aioenvs.engine.pools.host import Exit, Host, HostTraits, Owner, WorkerHost, end_all
+from aioenvs.engine.pools.host import Exit, Host, HostKind, HostTraits, Owner, WorkerHost
 from aioenvs.engine.pools.launching import Launcher, disown_in_forks, shared_launcher, shut_at_exit
 from aioenvs.engine.pools.requests import Share
 from aioenvs.engine.preload import modules_to_preload
@@ -365,7 +365,7 @@ class ProcessHost(WorkerHost):
             self.exited.set_result(how)
 
 
-class Processes:
+class Processes(HostKind):
     """The kind of hosts that are processes on this machine, around a block that all of them map.
 
     Args:
@@ -381,7 +381,7 @@ class Processes:
     traits = HostTraits(ships=True, can_die=True, bulk=True)
 
     def __init__(self, config: BatchConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self.inherits = config.start_method == "fork"
         self.block: SharedBlock | None = None
         self.pipe: CompletionPipe | None = None
@@ -418,9 +418,6 @@ class Processes:
     def make(self, index: int, envs: tuple[int, ...], owner: Owner, generation: int) -> ProcessHost:
         return ProcessHost(index, envs, owner, generation, self)
 
-    def check(self, hosts: Sequence[WorkerHost]) -> None:
-        """Check nothing: each has a process of its own."""
-
     def allocate(self, nbytes: int) -> Any:
         assert self.block is not None
         return self.block.allocate(nbytes)
@@ -429,36 +426,25 @@ class Processes:
         if self.pipe is not None:
             self.pipe.drain()
 
-    def begin_close(self, close: Callable[[], None]) -> None:
-        """Close nothing: envs that are at work elsewhere can be ended."""
-
-    async def end(self, hosts: Sequence[WorkerHost], *, polite: bool) -> None:
-        await end_all(hosts, self.config.timeouts.close, polite=polite)
-
     def hurry(self, hosts: Sequence[WorkerHost]) -> None:
         for host in hosts:
             host.signal(signal.SIGKILL)
 
-    def let_go(self, hosts: Sequence[WorkerHost], loop: asyncio.AbstractEventLoop | None) -> None:
-        for host in hosts:
-            host.dismiss()
-
     async def give_back(self) -> None:
-        self._give_up_shared()
-        launcher, self.launcher = self.launcher, None
-        if launcher is not None and self.inherits:
+        launcher = self._give_up_shared()
+        if launcher is not None:
             await launcher.close()
 
     def give_up(self) -> None:
-        self._give_up_shared()
-        launcher, self.launcher = self.launcher, None
-        if launcher is not None and self.inherits:
+        launcher = self._give_up_shared()
+        if launcher is not None:
             launcher.stop()
 
-    def _give_up_shared(self) -> None:
+    def _give_up_shared(self) -> Launcher | None:
+        """Close what is the pool's, and return the launcher if that is, too."""
         if self.pipe is not None:
             self.pipe.close()
-            self.pipe = None
         if self.block is not None:
             self.block.close()
-            self.block = None
+        launcher, self.pipe, self.block, self.launcher = self.launcher, None, None, None
+        return launcher if self.inherits else None

@@ -19,9 +19,8 @@ from aioenvs.engine.adapters.copying import arguments, received
 from aioenvs.engine.config import BatchConfig
 from aioenvs.engine.failure import factory_error, passable
 from aioenvs.engine.layout import EnvMetadata, Family
-from aioenvs.engine.memory import own_memory
 from aioenvs.engine.pools.factories import Shipment
-from aioenvs.engine.pools.host import Control, Host, HostTraits, Owner
+from aioenvs.engine.pools.host import Control, Host, HostKind, Owner
 from aioenvs.engine.pools.requests import Share
 from aioenvs.engine.portal import run_to_end
 from aioenvs.engine.protocol import Opcode, next_sequence
@@ -279,22 +278,17 @@ class ThreadHost(Host):
         return outcome.located(opcode.name.lower())
 
 
-class Threads:
+class Threads(HostKind):
     """The kind of hosts that are threads of this process.
 
     Args:
         config: What was asked for.
     """
 
-    traits = HostTraits()
-
     def __init__(self, config: BatchConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self._mailbox: Mailbox | None = None
         self._hurried: asyncio.Future[None] | None = None
-
-    def pack(self, groups: Mapping[int, tuple[int, ...]], descriptors: Any, *, replaces: bool) -> Sequence[None]:
-        return [None] * len(groups)
 
     async def prepare(self, owner: Owner, hosts: Mapping[int, ThreadHost]) -> None:
         self._mailbox = Mailbox()
@@ -306,15 +300,6 @@ class Threads:
 
     def check(self, hosts: Sequence[ThreadHost]) -> None:
         refuse_shared(pair for host in hosts for pair in host.cores)
-
-    def allocate(self, nbytes: int) -> Any:
-        return own_memory(nbytes)
-
-    def notice(self) -> None:
-        """Do nothing: no thread dies of what its envs do."""
-
-    def begin_close(self, close: Callable[[], None]) -> None:
-        """Close nothing: nobody waits for threads for longer than for closing."""
 
     async def end(self, hosts: Sequence[ThreadHost], *, polite: bool) -> None:
         """Wait for the envs to be closed in any case: those that would not be could not be got rid of."""
@@ -345,9 +330,3 @@ class Threads:
             host.leave()
             if loop is not None and not loop.is_closed():
                 host.fail_closed()
-
-    async def give_back(self) -> None:
-        """Give nothing back: threads share nothing."""
-
-    def give_up(self) -> None:
-        """Likewise."""

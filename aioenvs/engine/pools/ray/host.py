@@ -11,9 +11,8 @@ from typing import Any
 
 from aioenvs.engine.config import BatchConfig
 from aioenvs.engine.layout import Family, families_among
-from aioenvs.engine.memory import own_memory
 from aioenvs.engine.pools.factories import Shipment, pickle_factories
-from aioenvs.engine.pools.host import Exit, HostTraits, Owner, WorkerHost, end_all
+from aioenvs.engine.pools.host import Exit, HostKind, HostTraits, Owner, WorkerHost
 from aioenvs.engine.pools.ray import cluster as ray_cluster
 from aioenvs.engine.pools.ray.actor import RayActor
 from aioenvs.engine.pools.ray.cluster import connected_ray
@@ -195,7 +194,7 @@ def _deliver(future: Any, deliver: Callable[[Any, Exception | None], None]) -> N
     deliver(None if error is not None else future.result(), error)
 
 
-class RayActors:
+class RayActors(HostKind):
     """The kind of hosts that are actors of a Ray cluster.
 
     Args:
@@ -205,7 +204,7 @@ class RayActors:
     traits = HostTraits(is_local=False, ships=True, can_die=True)
 
     def __init__(self, config: BatchConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self._membership: ray_cluster.Membership | None = None
         self._joining = asyncio.Lock()
         self._hosts: Mapping[int, RayHost] = {}
@@ -231,30 +230,14 @@ class RayActors:
     def make(self, index: int, envs: tuple[int, ...], owner: Owner, generation: int) -> RayHost:
         return RayHost(index, envs, owner, generation, self)
 
-    def check(self, hosts: Sequence[RayHost]) -> None:
-        """Check nothing: each has a process of its own."""
-
-    def allocate(self, nbytes: int) -> Any:
-        return own_memory(nbytes)
-
     def notice(self) -> None:
         if self._membership is not None and not self._membership.is_valid:  # nobody else says so before they are asked
             for host in self._hosts.values():
                 host.died(AioEnvsError(ray_cluster.SHUT_DOWN))
 
-    def begin_close(self, close: Callable[[], None]) -> None:
-        """Close nothing: envs that are at work elsewhere can be ended."""
-
-    async def end(self, hosts: Sequence[RayHost], *, polite: bool) -> None:
-        await end_all(hosts, self.config.timeouts.close, polite=polite)
-
     def hurry(self, hosts: Sequence[RayHost]) -> None:
         for host in hosts:
             host.kill()
-
-    def let_go(self, hosts: Sequence[RayHost], loop: asyncio.AbstractEventLoop | None) -> None:
-        for host in hosts:
-            host.dismiss()
 
     async def give_back(self) -> None:
         membership, self._membership = self._membership, None
