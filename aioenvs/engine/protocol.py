@@ -6,17 +6,17 @@ A frame is a fixed header, then the selected env positions, then a body:
     count x u16   positions of the selected envs within the worker; none means all of them
     length bytes  body, opaque here
 
-In a reply to a command the positions are counts instead: none, or how many episodes finished and the percentage of
-time that the envs spent waiting. A reply echoes the sequence number and generation of its request; one whose number
+In a reply to a command the positions are counts instead: none, or how many episodes finished and the worker's verdict
+on the time of its envs (`Outcome`). A reply echoes the sequence number and generation of its request; one whose number
 nobody awaits is dropped by the receiver, so that an abandoned request can never shift the stream.
 
 An answer without a body goes as a *record* of the same size over the pool's one pipe, in which all workers write:
 
     magic u8 | opcode u8 | worker u16 | generation u16 | number u16 | sequence u32 | value u32
 
-In one that answers a whole command (DONE) the number is how many episodes finished, and the value the percentage of
-waiting; in one that answers for one env of a STEP_EACH (DONE_EACH), that env's position, and twice the percentage, plus
-one if its episode finished. A record is complete in itself, so that its order among the frames does not matter.
+In one that answers a whole command (DONE) the number is how many episodes finished, and the value the verdict; in one
+that answers for one env of a STEP_EACH (DONE_EACH), that env's position, and twice the verdict, plus one if its episode
+finished. A record is complete in itself, so that its order among the frames does not matter.
 
 CANCEL has the sequence number of a request that was given up, and no reply of its own: the worker, if it runs
 coroutines, cancels those and answers that request all the same. Such a worker answers requests as they are done, in

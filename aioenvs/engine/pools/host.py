@@ -71,7 +71,7 @@ class Owner(Protocol):
     """What a host tells its pool."""
 
     def answered(
-        self, host: Host, sequence: int, finished: int = 0, waiting: float = 0.0, outcome: Outcome | None = None
+        self, host: Host, sequence: int, finished: int = 0, verdict: int = 0, outcome: Outcome | None = None
     ) -> None:
         """The answer to a request came in; nothing happens if none is owed under that number."""
 
@@ -247,7 +247,7 @@ class Control:
         self.raw = raw
         self.reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    def answered(self, envs: Collection[int], finished: int, waiting: float, outcome: Outcome | None) -> None:
+    def answered(self, envs: Collection[int], finished: int, verdict: int, outcome: Outcome | None) -> None:
         self.take(outcome or Outcome())
 
     def take(self, reply: Any) -> None:
@@ -427,12 +427,12 @@ class WorkerHost(Host):
         number, value = frame.positions or (0, 0)
         if frame.opcode is Opcode.DONE_EACH:
             outcome = outcome or Outcome()
-            outcome.finished, outcome.waiting = value & 1, (value >> 1) / 100
+            outcome.finished, outcome.verdict = value & 1, value >> 1
             self._owner.answered_one(self, frame.sequence, number, outcome)
         else:
             if outcome is not None:
-                outcome.finished, outcome.waiting = number, value / 100
-            self._owner.answered(self, frame.sequence, number, value / 100, outcome)
+                outcome.finished, outcome.verdict = number, value
+            self._owner.answered(self, frame.sequence, number, value, outcome)
 
     # -- the end ----------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from aioenvs.engine.pools.requests import (
     closed_meanwhile,
     hear_each,
     late_copy,
-    warn_of_waiting,
+    warned_of,
     wrong_loop,
 )
 from aioenvs.engine.pools.restart_policy import RestartPolicy
@@ -478,7 +478,7 @@ class Pool:
     # -- answers ----------------------------------------------------------------------------------------
 
     def answered(
-        self, host: Host, sequence: int, finished: int = 0, waiting: float = 0.0, outcome: Outcome | None = None
+        self, host: Host, sequence: int, finished: int = 0, verdict: int = 0, outcome: Outcome | None = None
     ) -> None:
         """Take in the answer to a request, whoever awaits it; nothing if none is owed under that number."""
         share = host.pending.pop(sequence, None)
@@ -490,7 +490,7 @@ class Pool:
             self.times[host.index].add(time.perf_counter() - began)
         if self._drained:
             self._wake()
-        request.answered(envs, finished, waiting, outcome)
+        request.answered(envs, finished, verdict, outcome)
 
     def answered_one(self, host: Host, sequence: int, position: int, outcome: Outcome) -> None:
         """Take in the answer for one env of several."""
@@ -500,14 +500,14 @@ class Pool:
             return
         if not share.left:
             del host.pending[sequence]
-        self._free([(host, share, env, outcome.finished, 0.0)])
-        share.request.answered((env,), outcome.finished, outcome.waiting, outcome)
+        self._free([(host, share, env, outcome.finished, 0)])
+        share.request.answered((env,), outcome.finished, outcome.verdict, outcome)
 
     def answered_each(self, answers: Each) -> None:
         """Take in answers for single envs, which were taken out of their shares."""
         self._free(answers)
-        if waiting := hear_each(answers):
-            self.advise(waiting)
+        if verdict := hear_each(answers):
+            self.advise(verdict)
 
     def _free(self, answers: Each) -> None:
         """Take note that these envs have stepped, each by itself."""
@@ -527,11 +527,10 @@ class Pool:
         self.states.answered(envs)
         share.request.failed(envs, error)
 
-    def advise(self, waiting: float) -> None:
-        """Say, once, that the envs would gain by more processes."""
-        if not self._advised:
-            self._advised = True
-            warn_of_waiting(self.num_envs, len(self.groups), waiting)
+    def advise(self, verdict: int) -> None:
+        """Say, once, that the envs would gain by more processes, or by none."""
+        if not self._advised and self.traits.is_local:
+            self._advised = warned_of(verdict, self.num_envs, self.times)
 
     # -- the end of hosts, and others in their place ----------------------------------------------------
 

@@ -92,7 +92,7 @@ class CompletionPipe:
             if share is None:
                 return False
             if share.left is None and code == DONE:
-                answered(host, sequence, number, value / 100)
+                answered(host, sequence, number, value)
             elif share.left is None or not self._took_one(host, sequence, share, number, value, each):
                 return False
         return True
@@ -105,7 +105,7 @@ class CompletionPipe:
             return False
         if not share.left:
             del host.pending[sequence]
-        each.append((host, share, env, value & 1, (value >> 1) / 100))
+        each.append((host, share, env, value & 1, value >> 1))
         return True
 
     def _search(self, data: bytes, each: list[Any]) -> None:
@@ -123,7 +123,7 @@ class CompletionPipe:
             elif share is None:  # of a host that is gone, or something that looks so: another may begin within
                 begin = self._next_owed(data, found)
             elif share.left is None and code == DONE:
-                self._settler.answered(host, sequence, number, value / 100)
+                self._settler.answered(host, sequence, number, value)
             elif share.left is None or not self._took_one(host, sequence, share, number, value, each):
                 begin = found + 1
                 foreign += 1

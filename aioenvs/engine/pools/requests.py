@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence, Set
@@ -14,6 +15,7 @@ from aioenvs.engine.env_states import EnvStates
 from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.waiting import TURNS, Deadline
 from aioenvs.engine.worker.env_host import Outcome
+from aioenvs.engine.worker.wait_meter import SLOWEST, WAITING
 from aioenvs.errors import (
     AioEnvsError,
     ClosedError,
@@ -37,7 +39,7 @@ __all__ = [
     "closed_meanwhile",
     "hear_each",
     "late_copy",
-    "warn_of_waiting",
+    "warned_of",
     "wrong_loop",
 ]
 
@@ -156,7 +158,7 @@ class Lease(NamedTuple):
 class Asked(Protocol):
     """Someone who has asked hosts for something, each for its share."""
 
-    def answered(self, envs: Collection[int], finished: int, waiting: float, outcome: Outcome | None) -> None:
+    def answered(self, envs: Collection[int], finished: int, verdict: int, outcome: Outcome | None) -> None:
         """Hear of the answer for these envs; the outcome is None where the numbers are all of it."""
 
     def failed(self, envs: Collection[int], error: BaseException) -> None:
@@ -191,7 +193,7 @@ class Commander(Protocol):
     async def awaited(self, request: PendingOutcome) -> Outcome:
         """Wait for it with all that may happen."""
 
-    def advise(self, waiting: float) -> None:
+    def advise(self, verdict: int) -> None:
         """Say that the envs wait."""
 
 
@@ -242,16 +244,16 @@ class PendingOutcome:
         self.errors: list[BaseException] = []
         self._over: asyncio.Future[None] | None = None
 
-    def answered(self, envs: Collection[int], finished: int, waiting: float, outcome: Outcome | None) -> None:
+    def answered(self, envs: Collection[int], finished: int, verdict: int, outcome: Outcome | None) -> None:
         self.missing -= 1
         if self.settled:
             self._note_late()
             return
         if outcome is not None:
             self.outcome = outcome if len(self.lease.selection.parts) == 1 else Outcome.merged((self.outcome, outcome))
-        elif finished or waiting:
+        elif finished or verdict:
             self.outcome.finished += finished
-            self.outcome.waiting = max(waiting, self.outcome.waiting)
+            self.outcome.verdict = max(verdict, self.outcome.verdict)
         if not self.missing:
             self._settle()
 
@@ -295,13 +297,13 @@ class PendingOutcome:
         """Return the outcome, or raise the first error."""
         if self.errors:
             raise self.errors[0]
-        if self.outcome.waiting:
-            self._pool.advise(self.outcome.waiting)
+        if self.outcome.verdict:
+            self._pool.advise(self.outcome.verdict)
         return self.outcome
 
 
 Deliver = Callable[[Sequence[int], Outcome | BaseException], None]
-Each = Sequence[tuple[Any, Share, int, int, float]]  # a host, its share, the env, the finished episodes and the waiting
+Each = Sequence[tuple[Any, Share, int, int, int]]  # a host, its share, the env, the finished episodes, the verdict
 
 
 class Stepped(Protocol):
@@ -376,8 +378,8 @@ class FirstReady:
             pool.policy.recover(self, lease.selection.envs - selection.envs, None)
         return self
 
-    def answered(self, envs: Collection[int], finished: int, waiting: float, outcome: Outcome | None) -> None:
-        self.deliver(envs, Outcome(finished=finished, waiting=waiting) if outcome is None else outcome)
+    def answered(self, envs: Collection[int], finished: int, verdict: int, outcome: Outcome | None) -> None:
+        self.deliver(envs, Outcome(finished=finished, verdict=verdict) if outcome is None else outcome)
 
     def failed(self, envs: Collection[int], error: BaseException) -> None:
         left = [env for env in envs if env in self.left]
@@ -422,18 +424,18 @@ class FirstReady:
                 self.deliver((env,), error)
 
 
-def hear_each(answers: Each) -> float:
-    """Have each of these steps hear at once of all answers that are its own; returns the longest share of waiting."""
+def hear_each(answers: Each) -> int:
+    """Have each of these steps hear at once of all answers that are its own; returns the highest verdict."""
     together: dict[int, tuple[Any, list[int], int]] = {}
-    longest = 0.0
-    for _, share, env, finished, waiting in answers:
+    highest = 0
+    for _, share, env, finished, verdict in answers:
         request, envs, before = together.get(id(share.request), (share.request, [], 0))
         envs.append(env)
         together[id(request)] = request, envs, before + finished
-        longest = max(longest, waiting)
+        highest = max(highest, verdict)
     for request, envs, finished in together.values():
-        request.answered(envs, finished, 0.0, None)
-    return longest
+        request.answered(envs, finished, 0, None)
+    return highest
 
 
 def closed_meanwhile(envs: Collection[int]) -> ClosedError:
@@ -461,12 +463,28 @@ def late_copy(lease: Lease | None) -> WorkerTimeoutError:
     )
 
 
-def warn_of_waiting(num_envs: int, num_hosts: int, waiting: float) -> None:
-    """Warn that envs would gain by more processes."""
-    warnings.warn(
-        f"{num_envs} envs in {num_hosts} processes spend {waiting:.0%} of their steps waiting rather than computing, "
-        f"one after the other; num_processes={num_envs} would let them wait at the same time (the command "
-        "'aioenvs bench' compares such settings)",
-        PerformanceWarning,
-        stacklevel=2,
-    )
+def warned_of(verdict: int, num_envs: int, times: Sequence[StepTimes]) -> bool:
+    """Warn where what a worker has measured shows that the envs would be quicker otherwise; return whether they would.
+
+    Args:
+        verdict: See `Outcome`.
+        num_envs: How many envs there are.
+        times: How long each worker took, as seen from here.
+    """
+    if verdict <= WAITING:
+        words = (
+            f"{num_envs} envs in {len(times)} processes spend {verdict}% of their steps waiting rather than computing, "
+            f"one after the other; num_processes={num_envs} would let them wait at the same time"
+        )
+    else:
+        own, taken = (verdict - WAITING) * 1e-6 * num_envs, [each.total / each.count for each in times if each.count]
+        if verdict >= WAITING + SLOWEST or own >= statistics.median(taken or [0.0]):
+            return False
+        words = (
+            f"{num_envs} envs take about {verdict - WAITING} us a step each, all together less than the "
+            f"{1e6 * statistics.median(taken):.0f} us until the processes that host them have answered: without "
+            "processes they would be quicker, in a SerialEnv, an AsyncSerialEnv, or with backend='serial'"
+        )
+    words += " (the command 'aioenvs bench' compares such settings)"
+    warnings.warn(words, PerformanceWarning, stacklevel=2)
+    return True

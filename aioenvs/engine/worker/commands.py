@@ -97,7 +97,7 @@ class Worker:
         self.host = EnvHost()
         self.max_concurrency: int | None = None
         self.number = 0
-        self._meter: WaitMeter | None = None  # until it knows enough, where there are several envs
+        self._meter: WaitMeter | None = None  # until it knows enough
 
     def answer(self, frame: Frame) -> Frame:
         """Do what a frame says, and return what to answer."""
@@ -131,12 +131,12 @@ class Worker:
         answers.begin()
         meter = self._meter
         for position, outcome in self.host.step_each(frame.positions, values, meter or contextlib.nullcontext()):
-            waiting = 0.0 if meter is None else meter.verdict(1, len(self.host))
+            verdict = 0 if meter is None else meter.verdict(1, len(self.host))
             if isinstance(outcome, bool):
-                counts = position, 2 * round(100 * waiting) + outcome
+                counts = position, 2 * verdict + outcome
                 answers.send(Frame(Opcode.DONE_EACH, frame.sequence, frame.generation, counts))
             else:
-                answers.send(self.answer_of(frame, position, outcome, waiting))
+                answers.send(self.answer_of(frame, position, outcome, verdict))
         answers.flush()
         if meter is not None and not meter.measuring:
             self._meter = None
@@ -152,16 +152,16 @@ class Worker:
         (env,) = self.host.indices((position,))
         return self.answer_of(frame, position, Outcome(failures={env: error}))
 
-    def answer_of(self, frame: Frame, position: int, outcome: Outcome, waiting: float = 0.0) -> Frame:
+    def answer_of(self, frame: Frame, position: int, outcome: Outcome, verdict: int = 0) -> Frame:
         """Return the answer for one env of several that were asked to step.
 
         Args:
             frame: Which asked for it.
             position: Of the env.
             outcome: What came of its step.
-            waiting: See `Outcome`.
+            verdict: See `Outcome`.
         """
-        counts = position, 2 * round(100 * waiting) + bool(outcome.finished)
+        counts = position, 2 * verdict + bool(outcome.finished)
         try:
             _, body = _encode(outcome, Opcode.STEP_AND_MAYBE_RESET)
         except Exception as error:  # it is too large to be sent back
@@ -175,7 +175,7 @@ class Worker:
             return self.host.execute(opcode, positions, values)
         with meter:
             outcome = self.host.execute(opcode, positions, values)
-        outcome.waiting = meter.verdict(len(positions) or len(self.host), len(self.host))
+        outcome.verdict = meter.verdict(len(positions) or len(self.host), len(self.host))
         if not meter.measuring:
             self._meter = None
         return outcome
@@ -215,7 +215,7 @@ class Worker:
         )
         self.host = EnvHost(handling=handling)
         self.max_concurrency, self.number = options.max_concurrency, config.number
-        self._meter = None if alone else WaitMeter()
+        self._meter = WaitMeter()
         prepared = "torch" in sys.modules
         for env, data in zip(config.env_index, config.factories, strict=True):
             # Pickled ones are a copy for each env, as if each had its own process; inherited ones are what they are.
@@ -242,8 +242,8 @@ def values_of(frame: Frame) -> Any:
 
 
 def _encode(outcome: Outcome, command: Opcode) -> tuple[tuple[int, ...], bytes]:
-    """In place of positions: finished episodes, and per cent of time spent waiting; and the body, if there is any."""
-    counts = (outcome.finished, round(100 * outcome.waiting)) if outcome.finished or outcome.waiting else ()
+    """In place of positions: finished episodes, and the verdict on the envs' time; and the body, if there is any."""
+    counts = (outcome.finished, outcome.verdict) if outcome.finished or outcome.verdict else ()
     if not outcome.failures and not outcome.objects and not outcome.values:
         return counts, b""
     try:

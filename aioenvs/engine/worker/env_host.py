@@ -50,8 +50,8 @@ class Outcome:
         objects: Values without a fixed shape, by env and region; there is a root only for envs that were reset.
         values: What came of a call, by env.
         lost: Envs whose step was lost with their worker; they were built anew and reset.
-        waiting: Share of the step time in which the envs of one process waited, one after the other; 0 if they
-            did not, or nobody measured it.
+        verdict: What a worker has measured of its envs' time, once: up to 100 the per cent that they wait, one after
+            the other; beyond that the microseconds that a step takes; 0 where there is nothing to say.
     """
 
     finished: int = 0
@@ -59,7 +59,7 @@ class Outcome:
     objects: dict[int, dict[str, Objects]] = field(default_factory=dict)
     values: dict[int, Any] = field(default_factory=dict)
     lost: frozenset[int] = frozenset()
-    waiting: float = 0.0
+    verdict: int = 0
 
     @classmethod
     def merged(cls, outcomes: Iterable[Outcome]) -> Outcome:
@@ -73,7 +73,7 @@ class Outcome:
             merged.failures |= outcome.failures
             merged.objects |= outcome.objects
             merged.values |= outcome.values
-            merged.waiting = max(merged.waiting, outcome.waiting)
+            merged.verdict = max(merged.verdict, outcome.verdict)
         return merged
 
     def of_env(self, env: int) -> Outcome:

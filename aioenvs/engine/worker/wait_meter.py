@@ -10,6 +10,9 @@ __all__ = ["WaitMeter", "waiting_share"]
 
 ENOUGH_STEPS = 20
 ENOUGH_SECONDS = 0.25
+MANY_STEPS = 500  # after which quick envs are known as well
+WAITING = 100  # verdicts up to here are per cent of waiting; beyond it come the microseconds of a step
+SLOWEST = 255  # microseconds of an env step which are no matter any more
 MOSTLY = 0.5
 OWN_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # others of a Ray host pause all the time
 
@@ -28,6 +31,11 @@ def waiting_share(wall: float, cpu: float, pauses: int, steps: int) -> float:
     """
     share = 1 - cpu / wall if wall > 0 else 0.0
     return share if share > MOSTLY and pauses >= MOSTLY * steps else 0.0
+
+
+def verdict_on(share: float, seconds: float) -> int:
+    """Return in one small number that envs wait, and for how much of the time, or else how long a step takes."""
+    return round(100 * share) or WAITING + min(SLOWEST, max(1, round(1e6 * seconds)))
 
 
 class WaitMeter:
@@ -59,15 +67,17 @@ class WaitMeter:
         self._cpu += sign * time.process_time()
         self._pauses += sign * resource.getrusage(OWN_THREAD).ru_nvcsw
 
-    def verdict(self, stepped: int, num_envs: int) -> float:
-        """Once, when enough was measured: the share of waiting in the steps of `num_envs` envs; 0 otherwise.
+    def verdict(self, stepped: int, num_envs: int) -> int:
+        """Once, when enough was measured: what is to be said of the steps of `num_envs` envs; 0 otherwise.
 
         Args:
             stepped: How many envs the last command was for.
             num_envs: How many there are.
         """
         self._steps += stepped
-        if not self.measuring or self._batches < ENOUGH_STEPS or self._wall < ENOUGH_SECONDS:
-            return 0.0
+        enough = self._batches >= MANY_STEPS or (self._batches >= ENOUGH_STEPS and self._wall >= ENOUGH_SECONDS)
+        if not self.measuring or not enough:
+            return 0
         self.measuring = False
-        return waiting_share(self._wall, self._cpu, self._pauses, self._steps) if num_envs > 1 else 0.0
+        share = waiting_share(self._wall, self._cpu, self._pauses, self._steps) if num_envs > 1 else 0.0
+        return verdict_on(share, self._wall / max(1, self._steps))
