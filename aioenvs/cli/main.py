@@ -8,8 +8,9 @@ import difflib
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -211,13 +212,35 @@ def _run_event_loop(factory: Any, report: RunReport) -> None:
     if report.options.seed is not None:
         torch.manual_seed(report.options.seed)  # random actions come from torch's global generator
     try:
-        with live_line(report) as show, asyncio.Runner(loop_factory=_event_loop_factory()) as runner:
+        with (
+            _noting_advice(report),
+            live_line(report) as show,
+            asyncio.Runner(loop_factory=_event_loop_factory()) as runner,
+        ):
             runner.run(_step_all(factory, report, show))
     except Exception as error:
         # What an environment raised carries notes. Anything else is a bug, and shows its traceback.
         if not isinstance(error, errors.AioEnvsError) and not hasattr(error, "__notes__"):
             raise
         raise CommandError(describe_failure(error)) from error
+
+
+@contextmanager
+def _noting_advice(report: RunReport) -> Iterator[None]:
+    """Keep what the envs warn of their own speed for the report, and show all other warnings when they come."""
+    from aioenvs.errors import PerformanceWarning
+
+    show = warnings.showwarning
+
+    def note(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+        if issubclass(category, PerformanceWarning):
+            report.advice.append(str(message))
+        else:
+            show(message, category, *args, **kwargs)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = note
+        yield
 
 
 async def _step_all(factory: Any, report: RunReport, show: Callable[[], None]) -> None:

@@ -91,6 +91,7 @@ class RunReport:
         stepping_seconds: The time spent stepping.
         num_processes: The worker processes; None before they are up.
         memory_bytes: The private memory of each worker, as far as the platform tells.
+        advice: What the envs themselves warned of, such as that they would be quicker hosted otherwise.
     """
 
     options: RunOptions
@@ -100,6 +101,7 @@ class RunReport:
     stepping_seconds: float = 0.0
     num_processes: int | None = None
     memory_bytes: list[int] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
 
     @property
     def env_steps_per_second(self) -> float | None:
@@ -162,8 +164,12 @@ def _memory_text(memory_bytes: Sequence[int]) -> str:
 
 
 def print_summary(report: RunReport) -> None:
-    """Print the final table."""
+    """Print the final table, and what there is to advise."""
+    from rich.console import Console
+
     print_table(report.options.target + ("" if report.complete else " (interrupted)"), summary_rows(report))
+    for advice in report.advice:
+        Console().print(advice, markup=False, highlight=False)
 
 
 def print_table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> None:
