@@ -136,7 +136,7 @@ def test_a_command_that_begins_after_all_were_closed(monkeypatch: pytest.MonkeyP
     with SerialEnv(2, CountingEnv) as env:
         td = env.rand_action(env.reset())
         pool = env._env._pool
-        monkeypatch.setattr(pool, "step", functools.partial(_closed_before, pool, pool.step))
+        monkeypatch.setattr(pool, "ask", functools.partial(_closed_before, pool, pool.ask))
         with pytest.raises(ClosedError, match="were closed while a request waited"):
             env.step(td)
         env.close()

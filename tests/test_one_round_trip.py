@@ -50,3 +50,5 @@ async def test_a_step_calls_few_functions(capsys: pytest.CaptureFixture[str]) ->
     with capsys.disabled():
         sys.stdout.write("\n" + "\n".join(lines) + "\n")
     assert sum(found.values()) / STEPS <= 200
+    assert len(functions) <= 50
+    assert len(modules) <= 14

@@ -10,8 +10,11 @@ from aioenvs.engine.adapters.spaces import Objects
 from aioenvs.engine.double_buffer import Fence
 from aioenvs.engine.pools.pool import Pool
 from aioenvs.engine.pools.requests import Lease, PendingOutcome, Selection
+from aioenvs.engine.protocol import Opcode
 from aioenvs.engine.waiting import Deadline
 from aioenvs.engine.worker.env_host import Outcome
+
+STEP, STEP_AND_MAYBE_RESET = Opcode.STEP, Opcode.STEP_AND_MAYBE_RESET
 
 
 class Request:
@@ -69,15 +72,18 @@ class Request:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.release(self.lease)
+        self._pool.states.release(self.lease.selection.envs)
 
     def narrow(self, selection: Selection) -> None:
         """Ask some of the envs only; all of them stay held."""
         self._asked = self.lease._replace(selection=selection)
 
     def step(self, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> PendingOutcome:
-        """Step the envs with what was written, and with inputs that have no place there, by env."""
-        return self._pool.step(self._asked, inputs, maybe_reset=maybe_reset)
+        """Step the envs with what was written, and with inputs that have no place there, by env.
+
+        The command is on its way when this returns; its outcome is to be awaited.
+        """
+        return self._pool.ask(self._asked, STEP_AND_MAYBE_RESET if maybe_reset else STEP, inputs)
 
     async def reset(self, arguments: Mapping[int, ResetArguments]) -> Outcome:
         """Reset the envs with these arguments, by env; where there are none, with none."""

@@ -120,8 +120,10 @@ class FamilyRows:
 
     def finished(self) -> NDArray[np.bool_]:
         """For each env whether its last step ended an episode."""
+        flags: NDArray[np.bool_] | None
         if self.buffers.plain:
-            flags = self._finished_in(0)
+            flags = self._single[0]
+            flags = self._finished_in(0) if flags is None else flags
         else:
             one, other = (self._finished_in(half) for half in range(len(HALVES)))
             first = self.buffers.halves(slice(None)) == 0
@@ -328,8 +330,11 @@ class Part:
         arrays = self._copy(NEXT)
         for key in self._rewards:
             arrays.pop(key, None)
-        self._replace(arrays, rows)
-        return self._with_objects(ROOT, arrays)
+        if self._buffers.plain:
+            self._fill(arrays, ROOT, 0, rows)
+        else:
+            self._replace(arrays, rows)
+        return self._with_objects(ROOT, arrays) if self.own.loose[ROOT] else arrays
 
     def _lend(self, region: str) -> Lent | None:
         """A region of these envs where it is, without being copied; None where it is not all in one place."""
@@ -379,16 +384,13 @@ class Part:
 
     def _replace(self, arrays: Arrays, rows: NDArray[np.intp]) -> None:
         """Replace these rows by those of the root."""
-        if self._buffers.plain:
-            self._fill(arrays, ROOT, 0, rows)
-            return
         halves = self._buffers.halves(self.targets(rows))
         for half in range(len(HALVES)):
             self._fill(arrays, ROOT, half, rows[halves == half])
 
     def _fill(self, arrays: Arrays, region: str, half: int, rows: NDArray[np.intp]) -> None:
         """Replace these rows by those of a region in a half."""
-        sources = self.targets(rows)
+        sources = rows if self.members is None else self.members[rows]
         leaves = self.own.halves[half][region].items()
         if len(rows) > FEW:
             for key, source in leaves:

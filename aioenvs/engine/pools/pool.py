@@ -45,8 +45,6 @@ __all__ = ["Lease", "Pool", "Selection", "StepTimes", "Timeouts", "closed_meanwh
 
 logger = logging.getLogger("aioenvs")
 
-STEP, STEP_AND_MAYBE_RESET = Opcode.STEP, Opcode.STEP_AND_MAYBE_RESET
-
 
 class Pool:
     """Hosts envs. Values of fixed shape are exchanged through `arrays`, the rest as arguments and outcomes.
@@ -388,13 +386,6 @@ class Pool:
     async def perform(self, lease: Lease, calls: Mapping[int, Call]) -> Outcome:
         """Ask each env for something beyond the commands, by index; the outcome's `values` say what came of it."""
         return await self.ask(lease, Opcode.CALL, calls)
-
-    def step(self, lease: Lease, inputs: Mapping[int, Objects] | None, *, maybe_reset: bool) -> PendingOutcome:
-        """Step the envs with the stored input; `inputs` is what of it has no fixed shape, by index.
-
-        The command is on its way when this returns; its outcome is to be awaited.
-        """
-        return self.ask(lease, STEP_AND_MAYBE_RESET if maybe_reset else STEP, inputs)
 
     def ask(self, lease: Lease, opcode: Opcode, values: Mapping[int, Any] | None) -> PendingOutcome:
         """Send a command to every host concerned; its outcome is to be awaited.

@@ -161,7 +161,21 @@ class DenseResults(_Assembly):
     ) -> TensorDictBase | None:
         preset = entries.get("next")
         if self._is_plain and preset is None and type(td) is TensorDict and td.device is None and not td._has_names():
-            return self._after_plain_step(td, entries, following, root)
+            # Nothing has to be looked at: these are tensors of one level, which stay where they are.
+            make, size = TensorDict._new_unsafe, self._batch_size
+            td._set_str(
+                "next",
+                make({key[0]: value for key, value in following.items()}, batch_size=size, device=None, names=None),
+                inplace=False,
+                validated=True,
+            )
+            if root is None:
+                return None
+            own = {key[0]: value for key, value in root.items()}
+            for name, value in entries.items():
+                if name not in own and name not in self._left_behind:
+                    own[name] = value
+            return make(own, batch_size=size, device=None, names=None)
         if not self._is_simple or isinstance(td, LazyStackedTensorDict):
             outcome = self._build(NEXT, following)
             td.set("next", outcome if preset is None else overlaid(preset, outcome))
@@ -177,21 +191,6 @@ class DenseResults(_Assembly):
             return None
         left_behind = self._left_behind
         return self._of(filled(filled(_nest(root), others, left_behind), entries, left_behind), td._maybe_names())
-
-    def _after_plain_step(
-        self, td: TensorDict, entries: Entries, following: Values, root: Values | None
-    ) -> TensorDictBase | None:
-        """Do the same where nothing has to be looked at: tensors of one level, which stay where they are."""
-        make, size = TensorDict._new_unsafe, self._batch_size
-        outcome = make({key[0]: value for key, value in following.items()}, batch_size=size, device=None, names=None)
-        td._set_str("next", outcome, inplace=False, validated=True)
-        if root is None:
-            return None
-        own = {key[0]: value for key, value in root.items()}
-        for name, value in entries.items():
-            if name not in own and name not in self._left_behind:
-                own[name] = value
-        return make(own, batch_size=size, device=None, names=None)
 
 
 class LazyResults(_Assembly):

@@ -6,6 +6,7 @@ from typing import Any
 from systems import Job, System
 
 from aioenvs.engine.protocol import Opcode
+from aioenvs.engine.request import Request
 from peers.aioenvs_faces import CoroutineDriver
 
 __all__ = ["SYSTEMS"]
@@ -35,11 +36,8 @@ class PoolDriver(FramesDriver):
 
     async def _step(self) -> int:
         self._input[...] = self._next_actions()
-        lease = await self._pool.hold(self._pool.everything, "step")
-        try:
-            self._read(await self._pool.step(lease, None, maybe_reset=True))
-        finally:
-            self._pool.release(lease)
+        async with Request(self._pool, self._pool.everything, "step") as request:
+            self._read(await request.step(None, maybe_reset=True))
         return len(self._input)
 
     def _read(self, outcome: Any) -> None:
