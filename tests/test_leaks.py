@@ -50,14 +50,14 @@ async def test_steps_with_objects() -> None:
 
 async def test_what_each_start_leaves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     left, copies = [], []
-    build = Pool._build
+    start = Pool.start
 
     async def careless(self: Pool) -> None:
         left.append([self])
         copies.append(os.dup(0))
-        await build(self)
+        await start(self)
 
-    monkeypatch.setattr(Pool, "_build", careless)
+    monkeypatch.setattr(Pool, "start", careless)
     try:
         growth = await growth_of_starts(20, num_processes=1)
     finally:
