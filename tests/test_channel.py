@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from aioenvs.engine import protocol
+from aioenvs.engine.config import Timeouts
 from aioenvs.engine.pools.host import Exit
 from aioenvs.engine.pools.process_host import ProcessHost
-from aioenvs.engine.pools.requests import Share, Timeouts
+from aioenvs.engine.pools.requests import Share
 from aioenvs.engine.protocol import MAX_SEQUENCE, Decoder, Frame, Opcode, encode
 from aioenvs.errors import ProtocolError, WorkerDiedError
 

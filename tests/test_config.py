@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioenvs.engine import config
-from aioenvs.engine.config import BatchConfig, available_cores
-from aioenvs.engine.pools.requests import Timeouts
+from aioenvs.engine.config import BatchConfig, Timeouts, available_cores
 
 
 def make() -> None:

@@ -19,8 +19,8 @@ from test_restarts import RESTART, kill_and_wait
 from torch_batches import differing
 
 from aioenvs import AsyncParallelEnv, AsyncSerialEnv, ParallelEnv, SerialEnv
+from aioenvs.engine.config import Timeouts
 from aioenvs.engine.pools import restart_policy as restarts
-from aioenvs.engine.pools.requests import Timeouts
 from aioenvs.errors import (
     AioEnvsError,
     ClosedError,

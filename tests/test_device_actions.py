@@ -17,8 +17,8 @@ from test_death import kill_and_reap
 from test_restarts import RESTART
 
 from aioenvs import AsyncParallelEnv, EnvBase
+from aioenvs.engine.config import Timeouts
 from aioenvs.engine.pools import restart_policy as restarts
-from aioenvs.engine.pools.requests import Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError, SpecMismatchError, WorkerDiedError, WorkerTimeoutError
 from aioenvs.specs import Composite, Unbounded
 

@@ -13,8 +13,7 @@ from failing_envs import Gate, hang, raise_value_error
 from vector_faces import HOSTS, counting
 
 from aioenvs.engine.adapters.base import Call
-from aioenvs.engine.config import BatchConfig
-from aioenvs.engine.pools.requests import Timeouts
+from aioenvs.engine.config import BatchConfig, Timeouts
 from aioenvs.errors import ClosedError, ConcurrencyError, WorkerTimeoutError
 from aioenvs.integrations.vectors.core import AsyncVector, Autoreset
 

@@ -12,12 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 from aioenvs.engine.adapters.base import PLAIN_RULES, GymRules
-from aioenvs.engine.pools.requests import Timeouts
 from aioenvs.engine.worker.commands import HostOptions
 from aioenvs.errors import shown
 from aioenvs.registry import find_spec
 
-__all__ = ["BatchConfig", "available_cores"]
+__all__ = ["BatchConfig", "Timeouts", "available_cores"]
 
 BACKENDS = ("process", "thread", "serial", "ray")
 REPLACED = ("process", "ray")  # those whose workers can die alone
@@ -31,6 +30,21 @@ OWN_RAY_OPTIONS = frozenset(
 )
 ENV_METHODS = ("reset", "step")
 STARTS_PER_CORE = 4  # fresh interpreters that import at the same time; more of them would only slow each other down
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long things may take, in seconds; None for as long as they like.
+
+    Attributes:
+        start: From ordering a process to its envs being built.
+        step: Any other command that does not say otherwise.
+        close: Closing all envs, before the processes are killed.
+    """
+
+    start: float | None = 60.0
+    step: float | None = None
+    close: float = 5.0
 
 
 @dataclass(frozen=True)

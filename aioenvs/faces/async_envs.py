@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aioenvs.engine.config import BatchConfig
-from aioenvs.engine.pools.requests import Timeouts
+from aioenvs.engine.config import BatchConfig, Timeouts
 from aioenvs.faces.lifecycle import AsyncBatchedEnv
 from aioenvs.hints import hints_at_keywords, signed_as
 from aioenvs.tensors.device import Device

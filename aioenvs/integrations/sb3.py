@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aioenvs.engine.adapters.base import Call
-from aioenvs.engine.config import BatchConfig
-from aioenvs.engine.pools.requests import Timeouts
+from aioenvs.engine.config import BatchConfig, Timeouts
 from aioenvs.engine.worker.random_streams import integer_seed
 from aioenvs.errors import ClosedError, ConcurrencyError, shown
 from aioenvs.hints import hints_at_keywords, lacking

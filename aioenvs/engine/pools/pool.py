@@ -13,6 +13,7 @@ from typing import Any
 
 from aioenvs.engine.adapters.base import Call, ResetArguments
 from aioenvs.engine.adapters.spaces import Objects
+from aioenvs.engine.config import Timeouts, available_cores
 from aioenvs.engine.double_buffer import DoubleBuffer, Fence
 from aioenvs.engine.env_states import EnvStates
 from aioenvs.engine.layout import LATEST, STATUS, WRITE_HALF, Arrays, EnvMetadata, Family, form_families, interned
@@ -28,7 +29,6 @@ from aioenvs.engine.pools.requests import (
     Selections,
     Share,
     StepTimes,
-    Timeouts,
     closed_meanwhile,
     hear_each,
     late_copy,
@@ -41,7 +41,7 @@ from aioenvs.engine.waiting import Deadline, FenceWaiter, done_within, drop, out
 from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.errors import AioEnvsError, WorkerTimeoutError, describe_envs
 
-__all__ = ["Lease", "Pool", "Selection", "StepTimes", "Timeouts", "closed_meanwhile", "wrong_loop"]
+__all__ = ["Lease", "Pool", "Selection", "StepTimes", "closed_meanwhile", "wrong_loop"]
 
 logger = logging.getLogger("aioenvs")
 
@@ -521,7 +521,7 @@ class Pool:
     def advise(self, verdict: int) -> None:
         """Say, once, that the envs would gain by more processes, or by none."""
         if not self._advised and self.traits.is_local:
-            self._advised = warned_of(verdict, self.num_envs, self.times)
+            self._advised = warned_of(verdict, self.num_envs, self.times, available_cores())
 
     # -- the end of hosts, and others in their place ----------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
+import math
 import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence, Set
@@ -35,7 +35,6 @@ __all__ = [
     "Selections",
     "Share",
     "StepTimes",
-    "Timeouts",
     "closed_meanwhile",
     "hear_each",
     "late_copy",
@@ -46,21 +45,6 @@ __all__ = [
 MAX_SELECTIONS = 1024  # how many are remembered
 
 
-@dataclass(frozen=True)
-class Timeouts:
-    """How long things may take, in seconds; None for as long as they like.
-
-    Attributes:
-        start: From ordering a process to its envs being built.
-        step: Any other command that does not say otherwise.
-        close: Closing all envs, before the processes are killed.
-    """
-
-    start: float | None = 60.0
-    step: float | None = None
-    close: float = 5.0
-
-
 @dataclass
 class StepTimes:
     """How long a host took, in seconds, for steps of all or some of its envs."""
@@ -68,6 +52,7 @@ class StepTimes:
     count: int = 0
     total: float = 0.0
     longest: float = 0.0
+    shortest: float = math.inf
 
     def add(self, seconds: float, count: int = 1) -> None:
         """Count commands that took so long each."""
@@ -75,6 +60,8 @@ class StepTimes:
         self.total += seconds * count
         if seconds > self.longest:
             self.longest = seconds
+        if seconds < self.shortest:
+            self.shortest = seconds
 
 
 class Selection(NamedTuple):
@@ -463,13 +450,14 @@ def late_copy(lease: Lease | None) -> WorkerTimeoutError:
     )
 
 
-def warned_of(verdict: int, num_envs: int, times: Sequence[StepTimes]) -> bool:
+def warned_of(verdict: int, num_envs: int, times: Sequence[StepTimes], cores: int) -> bool:
     """Warn where what a worker has measured shows that the envs would be quicker otherwise; return whether they would.
 
     Args:
         verdict: See `Outcome`.
         num_envs: How many envs there are.
         times: How long each worker took, as seen from here.
+        cores: How many cores they may use.
     """
     if verdict <= WAITING:
         words = (
@@ -477,12 +465,14 @@ def warned_of(verdict: int, num_envs: int, times: Sequence[StepTimes]) -> bool:
             f"one after the other; num_processes={num_envs} would let them wait at the same time"
         )
     else:
-        own, taken = (verdict - WAITING) * 1e-6 * num_envs, [each.total / each.count for each in times if each.count]
-        if verdict >= WAITING + SLOWEST or own >= statistics.median(taken or [0.0]):
+        # The shortest time, since others use the machine as well; workers that share cores take it one after the other.
+        own = (verdict - WAITING) * 1e-6 * num_envs
+        taken = min(each.shortest for each in times) * math.ceil(len(times) / cores)
+        if verdict >= WAITING + SLOWEST or own >= taken:
             return False
         words = (
             f"{num_envs} envs take about {verdict - WAITING} us a step each, all together less than the "
-            f"{1e6 * statistics.median(taken):.0f} us until the processes that host them have answered: without "
+            f"{1e6 * taken:.0f} us that it takes at least until the processes that host them have answered: without "
             "processes they would be quicker, in a SerialEnv, an AsyncSerialEnv, or with backend='serial'"
         )
     words += " (the command 'aioenvs bench' compares such settings)"

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from aioenvs.engine.adapters.base import ResetArguments
 from aioenvs.engine.adapters.spaces import Objects
+from aioenvs.engine.config import Timeouts
 from aioenvs.engine.double_buffer import Fence
 from aioenvs.engine.env_states import EnvStates
 from aioenvs.engine.failure import annotate, passable
 from aioenvs.engine.layout import HALVES, IN_ROOT, LATEST, ROOT, STATUS, WRITE_HALF, Arrays, Family
 from aioenvs.engine.pools.host import WorkerHost
-from aioenvs.engine.pools.requests import Lease, PendingOutcome, Selection, Timeouts
+from aioenvs.engine.pools.requests import Lease, PendingOutcome, Selection
 from aioenvs.engine.protocol import STEPS, Opcode
 from aioenvs.engine.waiting import Deadline, done_within
 from aioenvs.engine.worker.env_host import Outcome

@@ -18,8 +18,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from aioenvs.engine.adapters.base import Call
-from aioenvs.engine.config import BatchConfig
-from aioenvs.engine.pools.requests import Timeouts
+from aioenvs.engine.config import BatchConfig, Timeouts
 from aioenvs.engine.worker.random_streams import as_python, integer_seed
 from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, SpecMismatchError, WorkerTimeoutError, shown
 from aioenvs.hints import OWN, hints_at_keywords, keywords_of, lacking, passed_on
