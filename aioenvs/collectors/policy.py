@@ -145,8 +145,11 @@ class PolicyRunner:
     async def _called(self, td: TensorDictBase) -> Any:
         """Return the root with the outputs of the policy."""
         assert self._act is not None
-        with self._conditions():
+        if not self.infers and self._exploring is None:
             acted: Any = self._act(td)
+        else:
+            with self._conditions():
+                acted = self._act(td)
         return await driven(awaited(acted), self._conditions) if inspect.isawaitable(acted) else acted
 
     @contextmanager

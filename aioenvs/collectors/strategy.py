@@ -27,9 +27,13 @@ from aioenvs.tensors.done import done_mask
 from aioenvs.tensors.storage import StepStorage, array_of
 
 
-@contextlib.contextmanager
-def apart() -> Iterator[None]:
+def apart() -> contextlib.AbstractContextManager[Any]:
     """Neither gradients nor inference mode: what is kept from call to call is of use whatever a caller is in."""
+    return _outside_of_inference() if torch.is_inference_mode_enabled() else torch.no_grad()
+
+
+@contextlib.contextmanager
+def _outside_of_inference() -> Iterator[None]:
     with torch.inference_mode(False), torch.no_grad():
         yield
 
@@ -63,8 +67,7 @@ class ShieldedCommand:
             coroutine = command()
             try:
                 # Until it waits it runs right here, so that the envs are at work without another turn of the loop.
-                with apart():
-                    pending = coroutine.send(None)
+                pending = coroutine.send(None)
             except StopIteration as stop:
                 meanwhile()
                 return stop.value
@@ -344,7 +347,10 @@ class Lockstep(CollectStrategy):
         if self._row is None or self._is_followed:
             return
         self._is_followed = True
-        self._row.set(TRAJ_IDS[0], self._marks)
+        if type(self._row) is TensorDict and self._row.device == self._marks.device:
+            self._row._set_str(TRAJ_IDS[0], self._marks, inplace=False, validated=True)
+        else:
+            self._row.set(TRAJ_IDS[0], self._marks)
         former = self._marks.get(TRAJ_IDS[1])
         ids = self._ids.renewed(former, self._ended(self._row))
         if ids is not former:
@@ -357,7 +363,9 @@ class Lockstep(CollectStrategy):
             self._row, self._is_followed = former._row, True
 
     def _mark(self, ids: torch.Tensor) -> None:
-        self._marks = TensorDict({TRAJ_IDS[1]: ids}, ids.shape, device=self._env.device)
+        device = self._env.device
+        placed = ids if device is None else ids.to(device)
+        self._marks = TensorDict._new_unsafe({TRAJ_IDS[1]: placed}, batch_size=ids.shape, device=device)
 
     async def _step(self) -> TensorDictBase:
         assert self._sent is not None

@@ -70,6 +70,8 @@ def done_mask(td: TensorDictBase, done_keys: Sequence[NestedKey], *, every: bool
     if isinstance(td, LazyStackedTensorDict):
         return torch.stack([done_mask(part, done_keys, every=every) for part in td.tensordicts], td.stack_dim)
     masks = list(_ruling_flags(td, done_keys, every=every))
+    if len(masks) == 1:
+        return masks[0]
     if not masks:
         return torch.zeros(td.batch_size, dtype=torch.bool, device=td.device)
     return functools.reduce(torch.logical_and if every else torch.logical_or, masks)
