@@ -181,22 +181,19 @@ class Part:
 
     Args:
         own: The family's rows.
-        members: Which of these, in the order of the batch; None for all.
+        envs: Their indices, in the order of the batch.
+        members: Which of the family's they are; None for all.
         places: Where the envs are in the batch, ascending.
-
-    Attributes:
-        envs: Their indices.
     """
 
-    def __init__(self, own: FamilyRows, members: RowIndex, places: NDArray[np.intp]) -> None:
+    def __init__(self, own: FamilyRows, envs: tuple[int, ...], members: RowIndex, places: NDArray[np.intp]) -> None:
         self.own = own
         self.members = members
         self.places = places
         self.all = selector(members)
-        family = own.family
-        self.envs = family.envs if members is None else tuple(family.envs[member] for member in members.tolist())
+        self.envs = envs
         self._buffers = own.buffers
-        self._rewards = family.metadata.reward_keys
+        self._rewards = own.family.metadata.reward_keys
 
     def targets(self, rows: RowIndex) -> Any:
         """Return what selects these rows of the part among those of the family."""
@@ -434,7 +431,7 @@ class Rows:
     def _add(self, own: FamilyRows, places: NDArray[np.intp]) -> None:
         envs = self.envs if len(places) == len(self.envs) else tuple(self.envs[place] for place in places.tolist())
         members = None if envs == own.family.envs else np.array([own.place[env] for env in envs], np.intp)
-        self.parts.append(Part(own, members, places))
+        self.parts.append(Part(own, envs, members, places))
 
     def local(self, rows: RowIndex) -> Iterable[tuple[Part, RowIndex]]:
         """Rows of the batch as rows of each part."""

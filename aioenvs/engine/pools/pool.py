@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -504,8 +505,8 @@ class Pool:
         """Take note that these envs have stepped, each by itself."""
         self.states.answered([env for _, _, env, _, _ in answers])
         now = time.perf_counter()
-        for host, share, _, _, _ in answers:
-            self.times[host.index].add(now - share.began)
+        for (index, began), count in Counter([(host.index, share.began) for host, share, *_ in answers]).items():
+            self.times[index].add(now - began, count)
         if self._drained:
             self._wake()
 
