@@ -82,11 +82,24 @@ def test_a_row_has_speed_spread_and_ratios(example: Any) -> None:
     native = outcome_of(example, "C++", 2, 800, 400, native=True)
     comparison.outcomes = [floor, mine, native]
     row = example.tables.speed_row(comparison, native)
-    assert row == ["C++, 2 *", "600", "400 - 800", "16.7", "25.0%", "2.00", "1.50", "0.25"]
+    assert row == ["C++, 2 *", "600", "400 - 800", "16.7", "25.0%", "4,688", "2.00", "1.50", "0.25"]
     table = example.tables.speed_table(comparison)
     assert table.row_count == 3
     assert len(table.columns) == len(row)
     assert any("another thing" in line for line in example.tables.left_out(comparison, []))
+
+
+def test_overhead_is_what_a_round_takes_besides_the_envs(example: Any) -> None:
+    comparison = example.figures.Comparison("cartpole", "", 10, 2)
+    mine = [outcome_of(example, "aioenvs", count, 500, 100) for count in (0, 1, 4)]
+    comparison.outcomes = mine
+    assert comparison.overhead(mine[0]) is None
+    comparison.outcomes.append(outcome_of(example, "envs alone", 0, 1000, 1000))
+    assert [comparison.overhead(each) for each in mine] == [
+        pytest.approx(0.05),
+        pytest.approx(0.05),
+        pytest.approx(0.055),
+    ]
 
 
 def test_what_is_left_out_is_said_with_its_reason(example: Any) -> None:
@@ -165,7 +178,8 @@ def test_waiting_work_and_single_envs_are_compared_with_the_ideal_and_the_floor(
 def test_layers_are_measured_one_by_one(tmp_path: Path) -> None:
     (cartpole,), _ = measured(tmp_path / "figures.json", "--num-envs 4 --num-processes 2 --peers floor layers")
     layers = [f"aioenvs layers: {layer}, 2" for layer in ("frames", "+ pool", "+ arrays")]
-    assert sorted(names(cartpole)) == sorted(["floor, 2", *layers])
+    bare = ["envs alone, 0", "floor, 2", "pipe, 2", "asyncio pipe + td, 2"]
+    assert sorted(names(cartpole)) == sorted([*bare, *layers])
     assert all(outcome["turns"] for outcome in cartpole["outcomes"])
 
 
