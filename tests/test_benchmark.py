@@ -71,7 +71,7 @@ def test_a_system_is_compared_with_the_floor_of_as_many_processes(example: Any) 
     mine = [outcome_of(example, "aioenvs", count, 50) for count in (8, 2, 0, 5)]
     comparison.outcomes = [many, few, *mine]
     assert [comparison.floor_for(outcome) for outcome in mine] == [many, few, few, few]
-    comparison.outcomes = mine
+    comparison.outcomes = [*mine]
     assert comparison.floor_for(mine[0]) is None
 
 
@@ -92,7 +92,7 @@ def test_a_row_has_speed_spread_and_ratios(example: Any) -> None:
 def test_overhead_is_what_a_round_takes_besides_the_envs(example: Any) -> None:
     comparison = example.figures.Comparison("cartpole", "", 10, 2)
     mine = [outcome_of(example, "aioenvs", count, 500, 100) for count in (0, 1, 4)]
-    comparison.outcomes = mine
+    comparison.outcomes = [*mine]
     assert comparison.overhead(mine[0]) is None
     comparison.outcomes.append(outcome_of(example, "envs alone", 0, 1000, 1000))
     assert [comparison.overhead(each) for each in mine] == [
