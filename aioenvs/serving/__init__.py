@@ -1,0 +1,31 @@
+"""Envs as sessions: to embed in a server of one's own, to run as one, and to step from elsewhere."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aioenvs.serving.sessions import (
+        CapacityError,
+        EnvFailedError,
+        Session,
+        SessionEndedError,
+        SessionLostError,
+        Sessions,
+    )
+
+__all__ = ["CapacityError", "EnvFailedError", "Session", "SessionEndedError", "SessionLostError", "Sessions"]
+
+_HOMES = dict.fromkeys(__all__, "aioenvs.serving.sessions")
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'aioenvs.serving' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
