@@ -103,6 +103,8 @@ class Session:
         self._seed = seed
         self._dead = False
         self.asking: asyncio.Task[Any] | None = None
+        self.turn = asyncio.Lock()  # of whoever asks the env something
+        self._peeking: set[asyncio.Task[Any]] = set()
 
     @property
     def id(self) -> str:
@@ -201,8 +203,31 @@ class Session:
             if self._seed is not None and data.get("seed") is None:
                 data = {**data, "seed": self._seed}
             self._seed = None
-        async with asyncio.timeout(self._owner.step_seconds):
+        async with asyncio.timeout(self._owner.step_seconds), self.turn:
             return await self._owner.batch.ask(self.env, self.number, command, data, form)
+
+    async def peek(self, command: str, form: str | None = None) -> Answer:
+        """Do a command for somebody else than the holder, between two of the holder's.
+
+        Raises:
+            SessionEndedError: If the session is over.
+            WorkerError: If its env died.
+        """
+        if self.ended is not None:
+            raise SessionEndedError(self.ended)
+        task = asyncio.ensure_future(self._peek(command, form))
+        self._peeking.add(task)
+        task.add_done_callback(self._peeking.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self.ended is not None:
+                raise SessionEndedError(self.ended) from None
+            raise
+
+    async def _peek(self, command: str, form: str | None) -> Answer:
+        async with self.turn:
+            return await self._owner.batch.ask(self.env, self.number, command, None, form)
 
     def _taken(self, command: str, answer: Answer, seconds: float) -> Answer:
         history = self._owner.history
@@ -235,6 +260,8 @@ class Session:
             return
         self.ended = reason
         self._owner.history.count(f"ended_{reason}")
+        for task in self._peeking:
+            task.cancel()
         if self.asking is None:
             self._owner.take_back(self)
         elif self.asking is not _current_task():
@@ -437,7 +464,7 @@ class Sessions:
         if self._leased.pop(session.number, None) is None:
             return
         self._durations.append(time.monotonic() - session.began)
-        task = asyncio.create_task(self._retire(session.env))
+        task = asyncio.create_task(self._retire(session))
         self._returning[task] = session.env
         task.add_done_callback(self._returned)
         self._settle()
@@ -453,9 +480,10 @@ class Sessions:
         elif not task.cancelled():
             logger.error("env %d is out of use: %r", env, task.exception())
 
-    async def _retire(self, env: int) -> None:
+    async def _retire(self, session: Session) -> None:
         """Wait for what an env still does, and reset it; replace its worker if it is dead, or the env is stuck."""
-        pause = 0.1
+        env, pause = session.env, 0.1
+        await session.turn.acquire()
         while True:
             try:
                 async with asyncio.timeout(self._stuck_seconds):
