@@ -146,7 +146,8 @@ class Hosted:
         unwrapped = getattr(env, "unwrapped", env)
         spec = getattr(env, "spec", None)
         name = getattr(spec, "id", None) or type(unwrapped).__name__
-        doc = (inspect.getdoc(type(unwrapped)) or "").partition("\n")[0]
+        lines = (inspect.getdoc(type(unwrapped)) or "").splitlines()
+        doc = next((line for line in lines if line and not line.startswith("#")), "")
         both = {"observation": player.observation_space, "action": player.action_space}
         schemas = {}
         for key, space in both.items():
