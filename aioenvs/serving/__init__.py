@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aioenvs.serving.app import create_app
+    from aioenvs.serving.remote import RemoteEnv, ServerError
     from aioenvs.serving.sessions import (
         CapacityError,
         EnvFailedError,
@@ -12,9 +14,24 @@ if TYPE_CHECKING:
         Sessions,
     )
 
-__all__ = ["CapacityError", "EnvFailedError", "Session", "SessionEndedError", "SessionLostError", "Sessions"]
+__all__ = [
+    "CapacityError",
+    "EnvFailedError",
+    "RemoteEnv",
+    "ServerError",
+    "Session",
+    "SessionEndedError",
+    "SessionLostError",
+    "Sessions",
+    "create_app",
+]
 
-_HOMES = dict.fromkeys(__all__, "aioenvs.serving.sessions")
+_HOMES = {
+    **dict.fromkeys(__all__, "aioenvs.serving.sessions"),
+    "RemoteEnv": "aioenvs.serving.remote",
+    "ServerError": "aioenvs.serving.remote",
+    "create_app": "aioenvs.serving.app",
+}
 
 
 def __getattr__(name: str) -> Any:
