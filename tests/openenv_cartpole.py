@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 from openenv.core.env_server import Action, Environment, Observation, State, create_app
+from pydantic import Field
 
 
 class CartPoleAction(Action):
@@ -13,7 +14,7 @@ class CartPoleAction(Action):
 
 
 class CartPoleObservation(Observation):
-    observation: list[float] = []
+    observation: list[float] = Field(default_factory=list)
 
 
 class CartPole(Environment):

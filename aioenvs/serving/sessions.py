@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
 from aioenvs.errors import AioEnvsError, ClosedError, ConcurrencyError, WorkerError, shown
-from aioenvs.serving.batch import Batch
 from aioenvs.serving.codec import MessageError
 from aioenvs.serving.history import History
-from aioenvs.serving.hosted import Answer
+from aioenvs.serving.hosting.batch import Batch
+from aioenvs.serving.hosting.hosted import Answer
 
 __all__ = ["CapacityError", "EnvFailedError", "Session", "SessionEndedError", "SessionLostError", "Sessions"]
 

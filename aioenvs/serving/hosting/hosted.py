@@ -15,7 +15,7 @@ from gymnasium import spaces
 from aioenvs.engine.adapters.agents import has_agents, refuse_turns
 from aioenvs.engine.adapters.gymnasium import has_coroutines
 from aioenvs.serving.codec import MessageError, dumps
-from aioenvs.serving.players import Agents, Plain
+from aioenvs.serving.hosting.players import Agents, Plain
 from aioenvs.serving.spaces import described, json_schema
 
 __all__ = ["Answer", "Hosted", "make_hosted"]
@@ -51,7 +51,7 @@ def make_hosted(factory: Any, kwargs: Mapping[str, Any]) -> Hosted:
     if has_coroutines(env):
         return HostedCoroutines(Plain(env))
     if hasattr(env, "output_spec") and hasattr(env, "input_spec"):
-        from aioenvs.serving.tensors import Tensors
+        from aioenvs.serving.hosting.tensors import Tensors
 
         return Hosted(Tensors(env))
     if has_agents(env):
@@ -158,6 +158,7 @@ class Hosted:
         return {
             "name": str(name),
             "description": doc,
+            "concurrent": isinstance(self, HostedCoroutines),
             "renders": getattr(env, "render_mode", None) == "rgb_array",
             "spaces": {key: described(space) for key, space in both.items()},
             "schemas": schemas,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import os
 import signal
@@ -10,10 +12,10 @@ from typing import Any
 from aioenvs.engine.adapters.base import Call
 from aioenvs.engine.config import BatchConfig
 from aioenvs.engine.pools.pool import Timeouts
-from aioenvs.errors import AioEnvsError
+from aioenvs.errors import AioEnvsError, WorkerDiedError
 from aioenvs.integrations.vectors.core import AsyncVector, Autoreset
 from aioenvs.registry import find_spec
-from aioenvs.serving.hosted import Answer, make_hosted
+from aioenvs.serving.hosting.hosted import Answer, make_hosted
 
 __all__ = ["Batch"]
 
@@ -51,6 +53,7 @@ class Batch:
         )
         self._vector = AsyncVector(config, Autoreset.DISABLED)
         self.about: dict[str, Any] = {}
+        self._turns: list[_Turns] | None = None  # of the workers, where these do one thing after the other anyway
 
     async def start(self) -> None:
         """Start them all."""
@@ -60,6 +63,8 @@ class Batch:
         except BaseException:
             await self._vector.close()
             raise
+        if not self.about["concurrent"]:
+            self._turns = [_Turns(self._vector) for _ in self._vector.pool.groups]
 
     async def close(self) -> None:
         """Close them all, whatever they do."""
@@ -72,8 +77,10 @@ class Batch:
             WorkerDiedError: If its worker is dead, or dies.
         """
         call = Call("call", "answer", (holder, command, data, form))
-        answer: Answer = (await self._vector.perform({env: call}, command))[0]
-        return answer
+        if self._turns is None:
+            answers: list[Answer] = await self._vector.perform({env: call}, command)
+            return answers[0]
+        return await self._turns[self._vector.pool.host_of(env)].ask(env, call)
 
     async def renew(self, env: int) -> None:
         """Have a worker for an env, a new one in the place of one that is dead.
@@ -82,11 +89,15 @@ class Batch:
             AioEnvsError: If there is none to be had.
         """
         try:
-            await self._vector.reset({}, [env])
+            async with self._renewing(env):
+                await self._vector.reset({}, [env])
         except AioEnvsError:
             raise
         except Exception as error:
             raise AioEnvsError(f"env {env} cannot be made anew: {error!r}") from error
+
+    def _renewing(self, env: int) -> contextlib.AbstractAsyncContextManager[object]:
+        return contextlib.nullcontext() if self._turns is None else self._turns[self._vector.pool.host_of(env)].lock
 
     def kill(self, env: int) -> None:
         """End the worker of an env at once, where that is a process."""
@@ -109,3 +120,72 @@ class Batch:
             {"pid": pid, "envs": list(group), "restarts": restarts}
             for pid, group, restarts in zip(pids, groups, pool.replaced, strict=True)
         ]
+
+
+class _Turns:
+    """What is asked of the envs of one worker, all that has come meanwhile in one go.
+
+    The worker answers one go at a time, so that a caller who leaves holds none of the others up: the answer to it is
+    dropped, and whatever its env is asked next is in a later one.
+
+    Args:
+        vector: All envs.
+
+    Attributes:
+        lock: Held while one is under way.
+    """
+
+    def __init__(self, vector: AsyncVector) -> None:
+        self._vector = vector
+        self.lock = asyncio.Lock()
+        self._asked: list[tuple[int, Call, asyncio.Future[Answer]]] = []
+        self._working: asyncio.Task[None] | None = None
+
+    async def ask(self, env: int, call: Call) -> Answer:
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked.append((env, call, future))
+        if self._working is None:
+            self._working = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        try:
+            while self._asked:
+                async with self.lock:
+                    now: dict[int, tuple[Call, asyncio.Future[Answer]]] = {}
+                    later = []
+                    for env, call, future in self._asked:
+                        if future.done():
+                            continue  # nobody waits for it any more
+                        if env in now:
+                            later.append((env, call, future))
+                        else:
+                            now[env] = call, future
+                    self._asked = later
+                    if now:
+                        await self._answer(now)
+        finally:
+            self._working = None
+
+    async def _answer(self, now: dict[int, tuple[Call, asyncio.Future[Answer]]]) -> None:
+        try:
+            answers = await self._vector.perform({env: call for env, (call, _) in now.items()}, "answer")
+        except BaseException as error:
+            for env, (_, future) in now.items():
+                if not future.done():
+                    future.set_exception(_alike(error, env))
+            if not isinstance(error, Exception):
+                raise
+            return
+        for (_, future), answer in zip(now.values(), answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
+
+
+def _alike(error: BaseException, env: int) -> BaseException:
+    """Return an error for one of those who wait; one object would gather the tracebacks of all."""
+    if isinstance(error, WorkerDiedError):
+        return WorkerDiedError(str(error), env_index=(env,), pid=error.pid)
+    if isinstance(error, AioEnvsError):
+        return error.again()
+    return AioEnvsError(f"env {env} could not be asked: {error!r}")

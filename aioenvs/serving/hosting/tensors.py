@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from aioenvs.anything import Anything
 from aioenvs.serving.codec import MessageError
-from aioenvs.serving.players import Plain
+from aioenvs.serving.hosting.players import Plain
 from aioenvs.serving.spaces import received
 from aioenvs.tensors.done import done_mask
 
