@@ -102,6 +102,7 @@ async def test_a_stop_under_load_closes_sessions_and_ends_in_time() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # of its client
 def test_openenvs_client_plays_cartpole() -> None:
     core = pytest.importorskip("openenv.core")
     reference = gym.make("CartPole-v1")
@@ -150,8 +151,8 @@ def test_the_page_in_a_browser() -> None:
     if chromium is None:
         pytest.skip("there is no chromium")
     with contextlib.ExitStack() as stack:
-        options = ("--num-envs", "4", "--num-processes", "2", "--render", "--drain-seconds", "1")
-        address, _ = stack.enter_context(serve("CartPole-v1", *options))
+        options = ("--num-envs", "4", "--num-processes", "2", "--drain-seconds", "1")
+        address, _ = stack.enter_context(serve("serving_envs:Drawn", *options))
         player = stack.enter_context(playing(address))
         browser = stack.enter_context(sync_api.sync_playwright()).chromium.launch(
             executable_path=chromium, args=["--no-sandbox"]
@@ -169,7 +170,7 @@ def test_the_page_in_a_browser() -> None:
         page.wait_for_function("Number(document.getElementById('rate').textContent) > 0")
         page.click("#sessions button")
         page.wait_for_selector("#picture:not([hidden])")
-        assert page.evaluate("document.getElementById('picture').naturalWidth") == 600
+        assert page.evaluate("document.getElementById('picture').naturalWidth") == 60
         page.set_viewport_size({"width": 340, "height": 700})
         assert page.evaluate("document.documentElement.scrollWidth") <= 340
         assert page.is_visible("#end")
