@@ -43,6 +43,7 @@ LAYERS = (
     ("aioenvs.faces",),
     ("aioenvs.collectors", "aioenvs.integrations", "aioenvs.testing"),
     ("aioenvs",),  # the lazy root: whoever imports it can reach every face
+    ("aioenvs.serving",),
     ("aioenvs.cli",),
     ("aioenvs.__main__",),
 )
@@ -81,6 +82,7 @@ ASYNC_PARTS = (
     "aioenvs.cli",
     "aioenvs.collectors",
     "aioenvs.integrations",
+    "aioenvs.serving",
 )
 # These only pickle what `multiprocessing` shares, as it does.
 SENDING = {"aioenvs.engine.worker.descriptors", "aioenvs.engine.pools.factories"}
@@ -278,7 +280,7 @@ def test_gymnasium_is_optional() -> None:
     needing = [
         module
         for module in MODULES
-        if not module.startswith(("aioenvs.integrations", "aioenvs.envs", "aioenvs.anything"))
+        if not module.startswith(("aioenvs.integrations", "aioenvs.envs", "aioenvs.anything", "aioenvs.serving"))
         and any(found.top and found.package in ("gymnasium", "torchrl") for found in imports_of(module))
     ]
     assert needing == []

@@ -1,4 +1,4 @@
-"""The command line: ``aioenvs run`` steps an environment with random actions, ``aioenvs bench`` compares settings.
+"""The command line: ``aioenvs run`` steps an environment, ``bench`` compares settings, and ``serve`` serves it.
 
 Importing this module, and so ``aioenvs --help``, imports neither torch nor Gymnasium nor numpy.
 """
@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aioenvs.cli.report import EpisodeStats, RunOptions, RunReport, live_line, print_summary, private_memory
+from aioenvs.cli.serve import ServeOptions, serve
 from aioenvs.cli.targets import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, describe_failure, factory_named
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def _build_parser() -> _Parser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     _add_run_command(commands)
     _add_bench_command(commands)
+    _add_serve_command(commands)
     return parser
 
 
@@ -136,6 +138,35 @@ def _add_bench_command(commands: "argparse._SubParsersAction[_Parser]") -> None:
         help="numbers of processes to try (default: a few from 1 to one for each environment)",
     )
     add("--seconds", type=_seconds, metavar="S", help="how long each setting is stepped (default: 1.5)")
+
+
+def _add_serve_command(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    """Describe ``aioenvs serve``."""
+    command = commands.add_parser(
+        "serve",
+        allow_abbrev=False,
+        help="serve environments over WebSockets and HTTP, each client with a session of its own",
+        description="Serve copies of one environment in the OpenEnv protocol: over WebSockets at /ws, and over HTTP; "
+        "with a page at / and metrics at /metrics.",
+        argument_default=argparse.SUPPRESS,  # the defaults are those of ServeOptions
+    )
+    command.set_defaults(parser=command)
+    add, count = command.add_argument, _integer(1)
+    add("target", metavar=TARGET, help=TARGET_HELP)
+    add("--num-envs", type=_integer(1, MAX_WORKERS), metavar="N", help="environments, one a session (default: 64)")
+    add("--num-processes", type=count, metavar="N", help="processes that host them (default: one a core)")
+    add("--host", help="the address to serve at (default: 127.0.0.1)")
+    add("--port", type=_integer(0, 65535), help="the port; 0 for any (default: 8000)")
+    add("--idle-seconds", type=_seconds, metavar="S", help="how long a session may be silent (default: 60)")
+    add("--max-waiting", type=_integer(0), metavar="N", help="clients that may wait for an environment (default: 256)")
+    add("--max-steps", type=count, metavar="N", help="steps that a session may take")
+    add("--max-seconds", type=_seconds, metavar="S", help="how long a session may last")
+    add("--step-seconds", type=_seconds, metavar="S", help="how long a step or reset may take")
+    add("--drain-seconds", type=_seconds, metavar="S", help="how long a stop may take (default: 10)")
+    add("--token-env", metavar="NAME", help="the environment variable that has the token clients must show")
+    add("--allow-origin", action="append", metavar="ORIGIN", help="an origin whose pages may speak to the server")
+    add("--insecure", action="store_true", help="let anybody in who reaches the address")
+    add("--render", action="store_true", help="make a Gymnasium id with render_mode='rgb_array', for the page")
 
 
 def _seconds(text: str) -> float:
@@ -308,6 +339,15 @@ def _event_loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
     return uvloop.new_event_loop
 
 
+def _serve(options: ServeOptions) -> int:
+    if options.num_processes is not None and options.num_processes > options.num_envs:
+        raise UsageError(
+            f"--num-processes {options.num_processes} is more than --num-envs {options.num_envs}: "
+            "a process hosts at least one environment"
+        )
+    return serve(options)
+
+
 def _run(options: RunOptions) -> int:
     check_options(options)
     return run(options)
@@ -342,6 +382,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
+        if name == "serve":
+            return _serve(ServeOptions(**given))
         return _run(RunOptions(**given)) if name == "run" else _bench(given)
     except UsageError as error:
         command.error(str(error))
