@@ -9,8 +9,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from aioenvs.cli.targets import EXIT_USAGE, CommandError, describe_failure
-from aioenvs.cli.targets import factory_named
+from aioenvs.cli.targets import EXIT_USAGE, CommandError, describe_failure, factory_named
 
 if TYPE_CHECKING:
     from aioenvs.serving.sessions import Sessions

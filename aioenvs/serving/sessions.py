@@ -184,7 +184,7 @@ class Session:
         except WorkerError as error:
             self._owner.history.count("deaths")
             self._dead = True
-            logger.warning("session %d lost env %d: %s", self.number, self.env, error)
+            logger.warning("session %d lost env %d: %s", self.number, self.env, str(error))
             raise SessionLostError("the env of this session died; go on with a reset, which another one answers") from (
                 error
             )
@@ -478,7 +478,7 @@ class Sessions:
         if not task.cancelled() and task.exception() is None:
             self._hand_out(env)
         elif not task.cancelled():
-            logger.error("env %d is out of use: %r", env, task.exception())
+            logger.error("env %d is out of use: %s", env, repr(task.exception()))
 
     async def _retire(self, session: Session) -> None:
         """Wait for what an env still does, and reset it; replace its worker if it is dead, or the env is stuck."""
@@ -502,7 +502,7 @@ class Sessions:
             except ClosedError:
                 raise
             except AioEnvsError as error:
-                logger.warning("env %d cannot be replaced, which is tried again: %s", env, error)
+                logger.warning("env %d cannot be replaced, which is tried again: %s", env, str(error))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, MAX_PAUSE)
 

@@ -10,8 +10,7 @@ import signal
 from typing import Any
 
 from aioenvs.engine.adapters.base import Call
-from aioenvs.engine.config import BatchConfig
-from aioenvs.engine.pools.pool import Timeouts
+from aioenvs.engine.config import BatchConfig, Timeouts
 from aioenvs.errors import AioEnvsError, WorkerDiedError
 from aioenvs.integrations.vectors.core import AsyncVector, Autoreset
 from aioenvs.registry import find_spec
