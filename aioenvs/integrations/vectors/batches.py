@@ -100,6 +100,13 @@ class ActionTypeError(SpecMismatchError, TypeError):
     """Actions have none for each env: a `TypeError`, as it is for the vector envs of Gymnasium and SB3."""
 
 
+class _ActionForm(NamedTuple):
+    """The form of the actions of all envs at a key, which have a place in their rows."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
 class ActionBatch:
     """Checks batches of actions, and brings them to the rows of the envs, all of one structure.
 
@@ -115,14 +122,15 @@ class ActionBatch:
         self._num_envs = num_envs
         self._has_form = _form(space)
         self._by_env = by_env and children(space) is not None
-        self._leaves: list[tuple[Key, tuple[Any, ...], NDArray[Any] | None]] = []
+        self._leaves: list[tuple[Key, tuple[Any, ...], _ActionForm | None]] = []
         self._add(space, ACTION, (), arrays)
-        self._plain = arrays[ACTION] if children(space) is None and ACTION in arrays else None
+        self._plain = self._leaves[0][2] if children(space) is None else None
 
     def _add(self, space: Any, key: Key, path: tuple[Any, ...], arrays: Arrays) -> None:
         members = children(space)
         if members is None:
-            self._leaves.append((key, path, arrays.get(key)))
+            array = arrays.get(key)
+            self._leaves.append((key, path, None if array is None else _ActionForm(array.shape, array.dtype)))
         for name, child in members or ():
             self._add(child, (*key, str(name)), (*path, name), arrays)
 
@@ -163,11 +171,11 @@ class ActionBatch:
         """Copies of checked actions, which the caller may change before they are stored."""
         return [received(values) for values in inputs]
 
-    def _leaf(self, values: Any, key: Key, array: NDArray[Any] | None) -> Any:
+    def _leaf(self, values: Any, key: Key, form: _ActionForm | None) -> Any:
         kind = SpecMismatchError if _is_iterable(values) else ActionTypeError
-        if array is not None:
+        if form is not None:
             try:
-                return conform(values, array.dtype, array.shape, key, "actions", whole=True)
+                return conform(values, form.dtype, form.shape, key, "actions", whole=True)
             except SpecMismatchError as error:
                 raise kind(f"{_lead(kind, values)}{error}; no env was stepped") from error.__cause__
         if not isinstance(values, Sequence | np.ndarray) or len(values) != self._num_envs:

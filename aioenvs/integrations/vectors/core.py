@@ -32,6 +32,7 @@ __all__ = ["AsyncVector", "Autoreset", "Pending", "Vector", "VectorResets", "Vec
 
 
 T = TypeVar("T")
+MEMORY = ("_rows", "_observations", "_done", "_where")  # what looks into the block
 FLAT_KEYS = (REWARD_KEY, *DONE_KEYS[1:])
 
 
@@ -203,14 +204,19 @@ class AsyncVector:
         Args:
             timeout: Seconds after which that is done as well; None for `close_timeout`.
         """
-        if timeout is None or not self.pool.suspends:
-            return await self.pool.close()
-        closing = asyncio.ensure_future(self.pool.close())
         try:
-            await asyncio.wait([closing], timeout=timeout)
+            if timeout is None or not self.pool.suspends:
+                return await self.pool.close()
+            closing = asyncio.ensure_future(self.pool.close())
+            try:
+                await asyncio.wait([closing], timeout=timeout)
+            finally:
+                drop(closing)
+                await outlast(closing)
         finally:
-            drop(closing)
-            await outlast(closing)
+            if self.pool.states.closed:
+                for name in MEMORY:  # whoever keeps this does not keep the block
+                    self.__dict__.pop(name, None)
 
     # -- commands ---------------------------------------------------------------------------------------
 
