@@ -11,7 +11,6 @@ from failing_envs import CountingEnv
 class Drawn(CountingEnv):
     """Counts, and shows a picture that grows darker with each step."""
 
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
     render_mode = "rgb_array"
 
     def render(self) -> Any:
