@@ -172,9 +172,9 @@ def test_a_host_does_what_an_opcode_says() -> None:
 
 def test_outcomes_are_merged() -> None:
     error = ValueError()
-    merged = Outcome.merged([Outcome(1, {0: error}, {}, {1: 2}, waiting=0.25), Outcome(2, {}, {2: {}}, {3: 4})])
+    merged = Outcome.merged([Outcome(1, {0: error}, {}, {1: 2}, verdict=25), Outcome(2, {}, {2: {}}, {3: 4})])
     assert (merged.finished, merged.failures, merged.objects) == (3, {0: error}, {2: {}})
-    assert (merged.values, merged.waiting) == ({1: 2, 3: 4}, 0.25)
+    assert (merged.values, merged.verdict) == ({1: 2, 3: 4}, 25)
 
 
 # -- whose errors ---------------------------------------------------------------------------------------
