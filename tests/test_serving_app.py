@@ -148,6 +148,18 @@ async def test_who_leaves_in_a_step_frees_the_env(gate: Gate) -> None:
             assert (await ask(client, "reset"))["data"]["observation"]["observation"] == [0, 3, 0, 0]
 
 
+async def test_who_leaves_with_messages_unread_is_forgotten(gate: Gate) -> None:
+    async with serving(1, {0: {"fault": gate.wait, "at": (1, 1)}}, limits=Limits(in_flight=2)) as (address, sessions):
+        client = await connect(f"ws://{address}/ws")
+        await ask(client, "reset")
+        for _ in range(20):
+            await client.send('{"type": "step", "data": {"action": 9}}')
+        await gate.arrival()
+        client.transport.abort()
+        gate.open()
+        await until(lambda: sessions.gauges()["free"] == 1)
+
+
 async def test_faults_are_told_without_anything_of_the_server() -> None:
     each = {0: {"fault": faults.raise_value_error, "at": (1, 1)}}
     async with serving(1, each) as (address, sessions), connect(f"ws://{address}/ws") as client:

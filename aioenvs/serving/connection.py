@@ -103,7 +103,10 @@ class Connection:
                 self._inbox.popleft()
                 self._room.set()
         except OSError:
-            pass  # the client has left, which the reader notices
+            self._closed = True  # the client has left, which the reader notices once it reads
+        except BaseException:
+            self._closed = True
+            raise
         finally:
             self._working = None
             self._room.set()
