@@ -1,5 +1,6 @@
 """Improves a policy on envs of a server elsewhere, stepped like those of this machine.
 
+    python examples/remote_env.py                   # with a server of its own
     aioenvs serve CartPole-v1 --num-envs 16
     python examples/remote_env.py ws://127.0.0.1:8000
 
@@ -8,11 +9,34 @@ The policy is linear, and each round keeps the best of a few that are drawn arou
 
 import argparse
 import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 
 import torch
 
 from aioenvs import AsyncParallelEnv
 from aioenvs.serving import RemoteEnv
+
+
+@contextlib.contextmanager
+def served(num_envs: int) -> Iterator[str]:
+    """Serve CartPoles from another process; yields the address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "aioenvs", "serve", "CartPole-v1"]
+    with subprocess.Popen([*command, "--num-envs", str(num_envs), "--port", str(port)]) as server:
+        try:
+            while server.poll() is None:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.1)
+            yield f"ws://127.0.0.1:{port}"
+        finally:
+            server.terminate()
 
 
 async def improve(url: str, token: str | None, num_envs: int, rounds: int) -> float:
@@ -36,9 +60,11 @@ async def improve(url: str, token: str | None, num_envs: int, rounds: int) -> fl
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="CartPole on a server.")
-    parser.add_argument("url", nargs="?", default="ws://127.0.0.1:8000")
+    parser.add_argument("url", nargs="?", help="of the server (default: one is started)")
     parser.add_argument("--token")
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    asyncio.run(improve(options.url, options.token, options.num_envs, options.rounds))
+    server = served(options.num_envs) if options.url is None else contextlib.nullcontext(options.url)
+    with server as address:
+        asyncio.run(improve(address, options.token, options.num_envs, options.rounds))

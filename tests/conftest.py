@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib.util
 import logging
 import os
 import random
@@ -43,6 +44,9 @@ from processes import children, still_alive
 from tiers import EVERY_COMBINATION, beyond_covering, beyond_one_face
 
 from aioenvs.engine.pools import launching as process
+
+# A program that needs a library which only few have.
+collect_ignore = [] if importlib.util.find_spec("openenv") else ["openenv_cartpole.py"]
 
 PATIENCE = 2.0  # seconds that what was just closed gets to vanish
 PACKAGE = f"{Path(process.__file__).parents[1]}{os.sep}"
