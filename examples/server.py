@@ -59,7 +59,7 @@ async def demonstrate(app: Starlette) -> None:
     """Serve on a free port for as long as a few games take."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     serving = asyncio.create_task(server.serve())
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0.05)
     port = server.servers[0].sockets[0].getsockname()[1]
 
