@@ -1,7 +1,7 @@
 """Nothing grows: short runs of leaks.py, and that it would find what it looks for."""
 
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -15,11 +15,15 @@ CYCLES = 100
 MEGABYTES = 2 * 2**20  # fewer than what is observed in each batch of a run
 
 
-async def check(growth: Awaitable[Growth], cycles: int = CYCLES) -> None:
-    found = await growth
+async def check(grow: Callable[[], Awaitable[Growth]], cycles: int = CYCLES) -> None:
+    """Fail if anything grows; memory only if it does so twice, since an allocator may take some more of it once."""
+    found = await grow()
     most = {"descriptors": 0, "threads": 0, "processes": 0, "objects": cycles // 4, "memory": MEGABYTES}
     most["launchers' descriptors"] = 10  # it may still be closing those of the last workers
     too_many = {what: n for what, n in found.items() if n > most.get(what, most[what.split()[-1]])}
+    if too_many and all(what.split()[-1] == "memory" for what in too_many):
+        again = await grow()
+        too_many = {what: (n, again[what]) for what, n in too_many.items() if again[what] > MEGABYTES}
     assert not too_many
 
 
@@ -35,17 +39,17 @@ async def check(growth: Awaitable[Growth], cycles: int = CYCLES) -> None:
     ids=["forkserver", "fork", "spawn", "thread", "serial"],
 )
 async def test_starts_and_closes(cycles: int, options: dict[str, Any]) -> None:
-    await check(growth_of_starts(cycles, **options), cycles)
+    await check(lambda: growth_of_starts(cycles, **options), cycles)
 
 
 @pytest.mark.parametrize("policy", ["raise", "restart"])
 async def test_deaths(policy: str) -> None:
-    await check(growth_of_restarts(CYCLES, policy))
+    await check(lambda: growth_of_restarts(CYCLES, policy))
 
 
 async def test_steps_with_objects() -> None:
     """25,000 steps of envs, with as many texts in either direction."""
-    await check(growth_of_steps(batches=250), 250)
+    await check(lambda: growth_of_steps(batches=250), 250)
 
 
 async def test_what_each_start_leaves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
