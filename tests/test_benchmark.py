@@ -183,6 +183,15 @@ def test_layers_are_measured_one_by_one(tmp_path: Path) -> None:
     assert all(outcome["turns"] for outcome in cartpole["outcomes"])
 
 
+def test_vector_envs_are_compared_with_stepping_them_by_hand(tmp_path: Path) -> None:
+    arguments = "--work vector --num-envs 8 --num-processes 2 --peers floor aioenvs"
+    comparisons, _ = measured(tmp_path / "figures.json", arguments)
+    assert [each["workload"] for each in comparisons] == ["vector-cartpole", "vector-envpool", "vector-pong"]
+    by_hand = ["by hand, arrays, 0", "by hand, TensorDicts, 0"]
+    hosted = ["aioenvs AsyncSerialEnv, 0", "aioenvs AsyncParallelEnv, 1", "aioenvs AsyncParallelEnv, 2"]
+    assert all(sorted(names(each)) == sorted([*by_hand, *hosted]) for each in comparisons)
+
+
 def names(comparison: dict[str, Any]) -> list[str]:
     return [f"{outcome['system']}, {outcome['num_processes']}" for outcome in comparison["outcomes"]]
 

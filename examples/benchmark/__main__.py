@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.markup import escape
 from systems import System
 from tables import left_out, speed_table, start_up_table
-from workloads import Workload, find_workload
+from workloads import Workload, find_workloads
 
 QUICK = ("floor", "aioenvs", "gymnasium")
 
@@ -55,7 +55,7 @@ def entries_for(peers: Sequence[str], workload: Workload, num_envs: int, packed:
     entries = []
     for peer in peers:
         for index, system in enumerate(load(peer)):
-            count = {"inline": 0, "packed": packed, "each": num_envs}[system.layout]
+            count = {"inline": 0, "one": 1, "packed": packed, "each": num_envs}[system.layout]
             twin = any(entry.system.name == system.name and entry.num_processes == count for entry in entries)
             more = system.layout == "each" and any(entry.system.name == system.name for entry in entries)
             if suits(system, workload) and not twin and (one_each or not more):
@@ -83,7 +83,7 @@ def duration(text: str) -> float:
 
 def parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    names = ", ".join(workloads.WORKLOADS)
+    names = ", ".join([*workloads.WORKLOADS, *workloads.GROUPS])
     found = argparse.ArgumentParser(
         prog="python examples/benchmark", description="Measure aioenvs beside other libraries, on the same work."
     )
@@ -144,7 +144,7 @@ def measure(options: argparse.Namespace, chosen: Sequence[Workload], peers: Sequ
         if reason := workload.missing():
             console.print(f"skipped {workload.name}: {reason}", markup=False)
             continue
-        for num_envs in options.num_envs or [workload.num_envs]:
+        for num_envs in options.num_envs or workload.num_envs:
             packed = min(num_envs, options.num_processes or workload.num_processes or cores)
             entries = entries_for(peers, workload, num_envs, packed, one_each=options.one_each or workload.waits)
             wanted = [entry for entry in entries if options.systems in entry.system.name or entry.peer == "floor"]
@@ -171,7 +171,7 @@ def main() -> None:
     command = parser()
     options = command.parse_args()
     try:
-        chosen = [find_workload(name) for name in options.work]
+        chosen = [workload for name in options.work for workload in find_workloads(name)]
     except LookupError as error:
         command.error(str(error.args[0]))
     names = list(PEERS) if "all" in options.peers else list(dict.fromkeys(options.peers))

@@ -25,7 +25,8 @@ class System:
 
     Attributes:
         name: As the table shows it.
-        layout: "inline" in the calling process, "packed" several envs to a process, "each" one process or thread each.
+        layout: "inline" in the calling process, "one" all in a process of their own, "packed" several envs to a
+            process, "each" one process or thread each.
         start: Makes the driver of a job.
         kinds: What workloads it can run.
         first_ready: Whether it takes whoever is ready first; it is used where that matters only.
@@ -80,9 +81,10 @@ def sample_actions(job: Job) -> np.ndarray:
     """Return batches of random actions, of shape `(NUM_BATCHES, num_envs, ...)`; the same for every system."""
     if job.workload.make is None:
         return np.random.default_rng(0).standard_normal((NUM_BATCHES, job.num_envs, 1), np.float32)
-    env = job.workload.make()
-    env.action_space.seed(0)
-    batches = [[env.action_space.sample() for _ in range(job.num_envs)] for _ in range(NUM_BATCHES)]
+    env = job.workload.make(1) if job.workload.kind == "vector" else job.workload.make()
+    space = env.single_action_space if job.workload.kind == "vector" else env.action_space
+    space.seed(0)
+    batches = [[space.sample() for _ in range(job.num_envs)] for _ in range(NUM_BATCHES)]
     if hasattr(env, "close"):
         env.close()
     return np.array(batches)

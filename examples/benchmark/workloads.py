@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import random
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +13,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-__all__ = ["WORKLOADS", "Workload", "find_workload"]
+__all__ = ["GROUPS", "WORKLOADS", "Workload", "find_workload", "find_workloads"]
 
 BUSY_SECONDS = 0.001
 QUICK_SECONDS, SLOW_SECONDS, SLOW_SHARE = 0.002, 0.05, 0.05
 AWAITED_SECONDS = 0.05
 LONG_SECONDS = 0.25
 FRAME = (4, 84, 84)
+VECTOR_SIZES = (128, 1024)
 
 Ideal = Callable[[int, int], float]  # of the number of envs and of cores: env steps per second
 
@@ -116,6 +118,23 @@ def make_gymnasium(env_id: str) -> gym.Env:
     return gym.make(env_id)
 
 
+def make_vector(env_id: str, num_envs: int) -> gym.vector.VectorEnv:
+    """Make a vector env from Gymnasium's vector entry point, whose finished episodes begin anew within the step."""
+    mode = gym.vector.AutoresetMode.SAME_STEP
+    if env_id == "CartPole-v1":  # whose entry point knows no modes: its steps after the end of an episode are resets
+        return gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point")
+    return gym.make_vec(env_id, num_envs, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
+
+
+def make_envpool(env_id: str, num_envs: int) -> gym.vector.VectorEnv:
+    """Make a pool of EnvPool, with as many threads as there are cores."""
+    import envpool
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of bounds that are cast to float32
+        return envpool.make_gymnasium(env_id, num_envs=num_envs)
+
+
 @dataclass(frozen=True)
 class Workload:
     """Some env, and who can be compared on it.
@@ -123,26 +142,28 @@ class Workload:
     Attributes:
         name: As on the command line.
         text: What a step is.
-        make: Makes the env; None for the env on tensors, which each library makes from its own classes.
-        kind: "gym", "torch", "coroutine", or "one" for envs that are stepped one at a time.
+        make: Makes the env; None for the env on tensors, which each library makes from its own classes. For vector
+            envs, it takes their number of envs.
+        kind: "gym", "torch", "coroutine", "one" for envs that are stepped one at a time, or "vector" for vector envs.
         envpool_id: The C++ env of EnvPool that comes nearest.
         requires: Modules that it needs, besides Gymnasium.
         first_ready: Whether systems that can may go on with those envs that are ready first.
         waits: Whether envs wait instead of computing.
         ideal: What a system without any costs would reach.
-        num_envs, num_processes: What is sensible here, where the command line does not say.
+        num_envs, num_processes: What is sensible here, where the command line does not say; each number of envs is
+            measured.
     """
 
     name: str
     text: str
-    make: Callable[[], Any] | None
+    make: Callable[..., Any] | None
     kind: str = "gym"
     envpool_id: str | None = None
     requires: Sequence[str] = ()
     first_ready: bool = False
     waits: bool = False
     ideal: Ideal | None = None
-    num_envs: int = 32
+    num_envs: Sequence[int] = (32,)
     num_processes: int | None = None
 
     def missing(self) -> str | None:
@@ -181,7 +202,7 @@ WORKLOADS = {
             "1 ms of computing",
             BusyEnv,
             ideal=lambda envs, cores: min(envs, cores) / BUSY_SECONDS,
-            num_envs=16,
+            num_envs=(16,),
         ),
         Workload(
             "uneven",
@@ -190,7 +211,7 @@ WORKLOADS = {
             first_ready=True,
             waits=True,
             ideal=lambda envs, cores: envs / MEAN_UNEVEN,
-            num_envs=16,
+            num_envs=(16,),
         ),
         Workload(
             "waiting",
@@ -198,7 +219,7 @@ WORKLOADS = {
             LongEnv,
             waits=True,
             ideal=lambda envs, cores: envs / LONG_SECONDS,
-            num_envs=4,
+            num_envs=(4,),
         ),
         Workload(
             "coroutine",
@@ -207,7 +228,7 @@ WORKLOADS = {
             kind="coroutine",
             waits=True,
             ideal=lambda envs, cores: envs / AWAITED_SECONDS,
-            num_envs=1000,
+            num_envs=(1000,),
             num_processes=2,
         ),
         _gymnasium(
@@ -215,11 +236,45 @@ WORKLOADS = {
             "CartPole-v1",
             "CartPole-v1: one env at a time, as `await env[i].step_and_maybe_reset(td)`",
             kind="one",
-            num_envs=8,
+            num_envs=(8,),
+        ),
+        Workload(
+            "vector-cartpole",
+            "Gymnasium's own vector CartPole",
+            functools.partial(make_vector, "CartPole-v1"),
+            kind="vector",
+            num_envs=VECTOR_SIZES,
+        ),
+        Workload(
+            "vector-envpool",
+            "EnvPool's CartPole",
+            functools.partial(make_envpool, "CartPole-v1"),
+            kind="vector",
+            requires=("envpool",),
+            num_envs=VECTOR_SIZES,
+        ),
+        Workload(
+            "vector-pong",
+            "EnvPool's Pong, 28 kB",
+            functools.partial(make_envpool, "Pong-v5"),
+            kind="vector",
+            requires=("envpool",),
+            num_envs=VECTOR_SIZES,
         ),
         Workload("torch", "a counting env on tensors, the same source for each library", None, kind="torch"),
     )
 }
+
+GROUPS = {"vector": ("vector-cartpole", "vector-envpool", "vector-pong")}
+
+
+def find_workloads(name: str) -> list[Workload]:
+    """Find the workloads of a group, or the one of a name or a Gymnasium id.
+
+    Raises:
+        LookupError: If there is none.
+    """
+    return [find_workload(each) for each in GROUPS.get(name, (name,))]
 
 
 def find_workload(name: str) -> Workload:
@@ -233,6 +288,6 @@ def find_workload(name: str) -> Workload:
     try:
         env_id = gym.spec(name).id
     except (gym.error.Error, ImportError) as error:
-        known = ", ".join(WORKLOADS)
+        known = ", ".join([*WORKLOADS, *GROUPS])
         raise LookupError(f"{name!r} is neither one of {known} nor a Gymnasium id ({error})") from error
     return _gymnasium(name, name, env_id)

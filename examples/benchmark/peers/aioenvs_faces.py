@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 from drivers import LoopDriver, TensorDictDriver
-from systems import FIRST_READY, NUM_BATCHES, Driver, Job, System, action_tensors
+from systems import FIRST_READY, NUM_BATCHES, Driver, Job, System, Unsupported, action_tensors
 
 import aioenvs
 
@@ -71,6 +71,25 @@ class FirstReadyDriver(CoroutineDriver):
         super().close()
 
 
+class VectorEnvDriver(CoroutineDriver):
+    """Steps vector envs that make up the number of envs together; each is one env of the batch."""
+
+    def __init__(self, job: Job, num_workers: int, face: Any = aioenvs.AsyncParallelEnv) -> None:
+        LoopDriver.__init__(self)
+        if job.num_envs % num_workers:
+            raise Unsupported(f"{job.num_envs} envs do not divide into {num_workers} vector envs")
+        size = job.num_envs // num_workers
+        batch = (num_workers, size)
+        self._actions = [actions.unflatten(0, batch) for actions in action_tensors(job)]
+        self._count, self._num_envs = 0, job.num_envs
+        self._env = face(num_workers, functools.partial(job.workload.make, size))
+        self._td = self._runner.run(self._env.reset())
+
+    async def _step(self) -> int:
+        await super()._step()
+        return self._num_envs
+
+
 class OneOfManyDriver(CoroutineDriver):
     """Steps one env at a time, through a view of it, with the same meaning of a step; all get their turn."""
 
@@ -98,6 +117,14 @@ def _serial(job: Job) -> Driver:
     return TensorDictDriver(job, aioenvs.SerialEnv(job.num_envs, factory_of(job)))
 
 
+def _vector_here(job: Job) -> Driver:
+    return VectorEnvDriver(job, 1, aioenvs.AsyncSerialEnv)
+
+
+def _vector_beside(job: Job) -> Driver:
+    return VectorEnvDriver(job, job.num_processes)
+
+
 KINDS = ("gym", "torch")
 _first_ready = functools.partial(_coroutines, driver=FirstReadyDriver)
 _one_of_many = functools.partial(_coroutines, driver=OneOfManyDriver)
@@ -111,4 +138,7 @@ SYSTEMS = (
     System("aioenvs ParallelEnv", "packed", _parallel, KINDS),
     System("aioenvs ParallelEnv", "each", _parallel, KINDS),
     System("aioenvs SerialEnv", "inline", _serial, KINDS, headline=True),
+    System("aioenvs AsyncSerialEnv", "inline", _vector_here, ("vector",), headline=True),
+    System("aioenvs AsyncParallelEnv", "one", _vector_beside, ("vector",), headline=True),
+    System("aioenvs AsyncParallelEnv", "packed", _vector_beside, ("vector",)),
 )

@@ -216,6 +216,49 @@ class Alone(Driver):
             env.close()
 
 
+class VectorAlone(Driver):
+    """A vector env stepped by hand in this process; its arrays are what comes out."""
+
+    def __init__(self, job: Job) -> None:
+        self._actions, self._count = sample_actions(job), 0
+        self._env = job.workload.make(job.num_envs)
+        self._env.reset()
+
+    def step(self) -> int:
+        """Step once."""
+        self._take(*self._env.step(self._actions[self._count % NUM_BATCHES])[:4])
+        self._count += 1
+        return self._actions.shape[1]
+
+    def _take(self, *arrays: np.ndarray) -> None:
+        """Keep nothing."""
+
+    def close(self) -> None:
+        """Close the vector env."""
+        self._env.close()
+
+
+class VectorTensors(VectorAlone):
+    """The same, and the TensorDicts that `step_and_maybe_reset` returns, made of copies, unchecked."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        import torch
+        from tensordict import TensorDict
+
+        self._tensor, self._make = torch.tensor, TensorDict._new_unsafe
+        self._size, self._float = torch.Size([job.num_envs]), torch.float32
+
+    def _take(self, *arrays: np.ndarray) -> None:
+        observation, reward, terminated, truncated = map(self._tensor, arrays)
+        flags = {"terminated": terminated[:, None], "truncated": truncated[:, None]}
+        flags["done"] = flags["terminated"] | flags["truncated"]
+        options = {"batch_size": self._size, "device": None, "names": None}
+        self._make({"observation": observation, "reward": reward.to(self._float)[:, None], **flags}, **options)
+        never = {key: flag.new_zeros(flag.shape) for key, flag in flags.items()}
+        self._make({"observation": observation.clone(), **never}, **options)
+
+
 class RoundTrip(Floor):
     """One byte to the process of one env, and one back; all envs get their turn."""
 
@@ -290,4 +333,6 @@ SYSTEMS = (
     System("asyncio pipe + td", "each", AwaitedPipe),
     System("floor recv", "each", FirstReady, first_ready=True),
     System("floor", "each", RoundTrip, ("one",)),
+    System("by hand, arrays", "inline", VectorAlone, ("vector",)),
+    System("by hand, TensorDicts", "inline", VectorTensors, ("vector",)),
 )

@@ -18,6 +18,35 @@ def make_env(make: Callable[[], Any], buf: Any = None, seed: int = 0) -> Any:
     return GymnasiumPufferEnv(env_creator=make, buf=buf, seed=seed)
 
 
+def make_vector_env(make: Callable[[int], Any], num_envs: int, buf: Any = None, seed: int = 0) -> Any:
+    """Make a native env of PufferLib from a vector env, whose arrays are written to PufferLib's."""
+    import pufferlib
+
+    class VectorPufferEnv(pufferlib.PufferEnv):
+        def __init__(self) -> None:
+            self.env = make(num_envs)
+            self.num_agents = num_envs
+            self.single_observation_space = self.env.single_observation_space
+            self.single_action_space = self.env.single_action_space
+            super().__init__(buf)
+
+        def reset(self, seed: Any = None) -> Any:
+            self.observations[:] = self.env.reset()[0]
+            return self.observations, []
+
+        def step(self, actions: Any) -> Any:
+            results = self.env.step(actions)
+            arrays = (self.observations, self.rewards, self.terminals, self.truncations)
+            for array, result in zip(arrays, results[:4], strict=True):
+                array[:] = result
+            return *arrays, []
+
+        def close(self) -> None:
+            self.env.close()
+
+    return VectorPufferEnv()
+
+
 class PufferDriver(Driver):
     """Steps a vector env of PufferLib, or the part of it that is ready."""
 
@@ -27,8 +56,12 @@ class PufferDriver(Driver):
         if options.get("num_workers", 1) and job.num_envs % options.get("num_workers", 1):
             raise Unsupported(f"{job.num_envs} envs do not divide into {options['num_workers']} processes")
         self._actions, self._count = sample_actions(job), 0
+        count = job.num_envs
         make = functools.partial(make_env, job.workload.make)
-        self._env = pufferlib.vector.make(make, num_envs=job.num_envs, backend=backend, **options)
+        if job.workload.kind == "vector":
+            count = options.get("num_workers", 1)
+            make = functools.partial(make_vector_env, job.workload.make, job.num_envs // count)
+        self._env = pufferlib.vector.make(make, num_envs=count, backend=backend, **options)
         self._env.async_reset(0)
         self._size = len(self._receive()[0])
 
@@ -59,8 +92,8 @@ def _processes(job: Job, **options: Any) -> Driver:
 _first_ready = functools.partial(_processes, batch_size=FIRST_READY, zero_copy=False, sync_traj=False)
 REMARK = "the step after the end of an episode is its reset, and counts as a step; while they wait, processes spin"
 SYSTEMS = (
-    System("PufferLib Serial", "inline", _serial, remark=REMARK),
-    System("PufferLib Multiprocessing", "packed", _processes, remark=REMARK),
+    System("PufferLib Serial", "inline", _serial, ("gym", "vector"), remark=REMARK),
+    System("PufferLib Multiprocessing", "packed", _processes, ("gym", "vector"), remark=REMARK),
     System("PufferLib Multiprocessing", "each", _processes, remark=REMARK),
     System("PufferLib Multiprocessing recv", "each", _first_ready, first_ready=True, remark=REMARK),
 )
