@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
@@ -11,54 +12,16 @@ import numpy as np
 import pytest
 import torch
 from faces import FACES, PROCESS_FACES, Face
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from inner_vector_envs import PARTS, SEED, Countdown, Texts, pool, vector
 from test_death import kill_and_reap
 
 import aioenvs
 from aioenvs.engine.worker.random_streams import seed_chain
 from aioenvs.errors import ResetNeededError, SpecMismatchError, WorkerStartError
 
-PARTS, SEED = 3, 7
 MODES = tuple(AutoresetMode)
-
-
-class Countdown(gym.Env[Any, Any]):
-    """Counts its steps; an episode ends after a few, of which the seed says how many."""
-
-    observation_space = gym.spaces.Dict(
-        {"steps": gym.spaces.Box(0, 100, (2,), np.float64), "kind": gym.spaces.Discrete(9, start=-1)}
-    )
-    action_space = gym.spaces.MultiDiscrete([3, 4])
-
-    def __init__(self, fail_at: int = 0) -> None:
-        self._left, self._fail_at = 0, fail_at
-        self._steps = np.zeros(2)
-
-    def _observation(self) -> Any:
-        return {"steps": self._steps.copy(), "kind": np.int64(self._left % 9 - 1)}
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self._left = int(self.np_random.integers(2, 6))
-        self._steps[:] = (0, self._left)
-        return self._observation(), {"episode": self._left}
-
-    def step(self, action: Any) -> Any:
-        if self._fail_at and self._steps[0] + 1 == self._fail_at:
-            raise ZeroDivisionError("as it was told")
-        self._left -= 1
-        self._steps[0] += 1
-        reward = float(action[0]) + 0.25 * float(action[1])
-        return self._observation(), reward, self._left == 0, False, {"left": self._left}
-
-
-def vector(mode: AutoresetMode, parts: int = PARTS, kind: type = SyncVectorEnv, **kwargs: Any) -> VectorEnv:
-    return kind([functools.partial(Countdown, **kwargs)] * parts, autoreset_mode=mode)
-
-
-def pool(parts: int = PARTS, seed: int = SEED, env_id: str = "CartPole-v1", **kwargs: Any) -> Any:
-    envpool = pytest.importorskip("envpool")
-    return envpool.make_gymnasium(env_id, num_envs=parts, seed=seed, **kwargs)
+needs_envpool = pytest.mark.skipif(find_spec("envpool") is None, reason="EnvPool is not installed")
 
 
 def by_hand(seed: int, parts: int = PARTS) -> Iterator[tuple[Any, ...]]:
@@ -196,6 +159,7 @@ async def test_one_that_takes_no_mask_takes_plain_steps_alone() -> None:
         hand.close()
 
 
+@needs_envpool
 @pytest.mark.parametrize("face", FACES)
 async def test_an_envpool_is_stepped_as_by_hand(face: Face) -> None:
     async with face.open(2, [functools.partial(pool, seed=seed) for seed in (1, 2)]) as env:
@@ -222,6 +186,7 @@ async def test_an_envpool_is_stepped_as_by_hand(face: Face) -> None:
         assert ends > 3
 
 
+@needs_envpool
 def test_seeds_of_an_envpool_are_its_factorys() -> None:
     env = aioenvs.SerialEnv(1, pool)
     env.reset()
@@ -288,14 +253,19 @@ def test_both_of_gymnasiums_run_in_this_process(kind: type) -> None:
 @pytest.mark.parametrize(
     ("makes", "error", "match"),
     [
-        ([functools.partial(pool, batch_size=2)], WorkerStartError, r"make it with batch_size=num_envs"),
+        pytest.param(
+            [functools.partial(pool, batch_size=2)],
+            WorkerStartError,
+            "make it with batch_size=num_envs",
+            marks=needs_envpool,
+        ),
         (
             [functools.partial(vector, AutoresetMode.SAME_STEP, parts) for parts in (2, 3)],
             SpecMismatchError,
             "expected envs of one batch size",
         ),
         (
-            [lambda: SyncVectorEnv([lambda: Texts()] * 2)],
+            [lambda: SyncVectorEnv([Texts] * 2)],
             WorkerStartError,
             "have no fixed shape; expected Box, Discrete",
         ),
@@ -305,9 +275,3 @@ def test_what_cannot_be_is_refused(makes: list[Callable[[], Any]], error: type[E
     env = aioenvs.ParallelEnv(len(makes), makes)
     with pytest.raises(error, match=match):
         env.reset()
-
-
-class Texts(Countdown):
-    """Observes a text."""
-
-    observation_space = gym.spaces.Text(5)

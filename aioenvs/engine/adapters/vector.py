@@ -121,16 +121,16 @@ class VectorAdapter(GymAdapter):
         self._space, self._action_space = (
             getattr(env, f"{of}{kind}_space", None) for kind in ("observation", "action")
         )
-        super().__init__(env, env_index, generators=generators, rules=rules)
         base = getattr(env, "unwrapped", env)
+        self._lists_seeds = _is_from(base, "gymnasium.vector")  # SyncVectorEnv and AsyncVectorEnv
+        self._mode = _mode_of(env)
+        self._takes_masks = self._is_pool or self._lists_seeds or self._mode is VectorReset.DISABLED
+        super().__init__(env, env_index, generators=generators, rules=rules)
         if self._is_pool and getattr(base, "is_async", False):
             raise self._refusal(
                 "gives the results of some of its parts at a time (batch_size < num_envs), so that single ones may "
                 "never come: make it with batch_size=num_envs"
             )
-        self._lists_seeds = _is_from(base, "gymnasium.vector")  # SyncVectorEnv and AsyncVectorEnv
-        self._mode = _mode_of(env)
-        self._takes_masks = self._is_pool or self._lists_seeds or self._mode is VectorReset.DISABLED
         # Observations of episodes that the env began by itself, of parts that were not asked to by a command yet.
         self._unclaimed: dict[Key, NDArray[Any]] = {}
         self._is_unclaimed = np.zeros(self._count, np.bool_)
@@ -178,9 +178,10 @@ class VectorAdapter(GymAdapter):
                 "reward": {REWARD_KEY: Numbers(self._rules.reward, (count, 1))},
                 "done": {key: Numbers("|b1", (count, 1)) for key in DONE_KEYS},
                 "batch_size": (count,),
+                "autoreset": (self._mode, self._takes_masks),
             },
             takes_root=True,
-            num_seeds=count if _is_from(getattr(env, "unwrapped", env), "gymnasium.vector") else 1,
+            num_seeds=count if self._lists_seeds else 1,
         )
 
     def _all(self, leaves: Sequence[SpaceLeaf]) -> Iterator[Leaf]:
@@ -250,18 +251,24 @@ class VectorAdapter(GymAdapter):
 
     def _seeded(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the env's own reset, with a seed for each part where it takes a list."""
+        seed = kwargs.get("seed")
+        if isinstance(seed, list):
+            kwargs = {**kwargs, "seed": next(each for each in seed if each is not None)}
         given = dict(self._before_reset(kwargs))
         if self._is_pool:
-            given = {name: value for name, value in given.items() if value is not None}
-        if given.get("seed") is None:
-            return given
-        if self._is_pool:
+            if given.get("seed") is not None:
+                raise ValueError(
+                    f"{self._who} is a pool of EnvPool, whose seeds are fixed when it is made; expected none in a "
+                    f"reset, found {given['seed']!r}: give it to the factory, as in envpool.make_gymnasium(..., seed=7)"
+                )
+            return {}
+        if self._lists_seeds and given.get("seed") is not None:
+            given["seed"] = seed if isinstance(seed, list) else seed_chain(given["seed"], self._count)[0]
+        elif isinstance(seed, list) and seed != list(range(given["seed"], given["seed"] + self._count)):
             raise ValueError(
-                f"{self._who} is a pool of EnvPool, whose seeds are fixed when it is made; expected none, "
-                f"found {given['seed']!r}: give it to the factory, as in envpool.make_gymnasium(..., seed=7)"
+                f"{self._who} ({type(self.env).__name__}) takes one seed for all of its parts; expected the seeds n, "
+                f"n + 1, n + 2, ..., which is how vector envs understand a seed n, found {shown(seed)}"
             )
-        if self._lists_seeds and isinstance(given["seed"], int):
-            given["seed"], _ = seed_chain(given["seed"], self._count)
         return given
 
     def _begin_all(self, kwargs: Mapping[str, Any]) -> None:
@@ -292,7 +299,7 @@ class VectorAdapter(GymAdapter):
         for flags in self._half.root_flags:
             flags[mask] = False
         self._is_unclaimed &= ~mask
-        self._note_infos(ROOT, infos)
+        self._note_infos(ROOT, _scattered(infos, mask) if self._is_pool else infos)
 
     def _begun_by(self, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         result = self.env.reset(**kwargs) if self._streams is None else self._streams.run(self.env.reset, **kwargs)
@@ -384,6 +391,7 @@ class VectorAdapter(GymAdapter):
             flags[...] = False
         if self._mode is VectorReset.SAME_STEP:
             self._take_begun(done)
+            self._note_infos(ROOT, {})  # they are among those of the step
         elif done.all():
             self._begin_all({})
         else:
@@ -441,6 +449,21 @@ def _mode_of(env: Any) -> VectorReset:
     """Return the mode of a vector env; one that says nothing has that which was the only one once."""
     mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode", VectorReset.NEXT_STEP)
     return VectorReset(getattr(mode, "value", mode))
+
+
+def _scattered(infos: Mapping[str, Any], mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return infos of some parts, as EnvPool has them, as infos of all with a mask, as Gymnasium has them."""
+    found: dict[str, Any] = {}
+    for key, value in infos.items():
+        if isinstance(value, Mapping):
+            found[key] = _scattered(value, mask)
+        elif isinstance(value, np.ndarray) and len(value) == mask.sum():
+            found[key] = np.zeros((len(mask), *value.shape[1:]), value.dtype)
+            found[key][mask] = value
+        else:
+            found[key] = value
+        found[f"_{key}"] = mask
+    return found
 
 
 def _paths(space: Any, key: Key, path: tuple[Any, ...] = ()) -> Iterator[tuple[Key, tuple[Any, ...]]]:
