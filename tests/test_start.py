@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import failing_envs as faults
-import gymnasium as gym
 import psutil
 import pytest
 from faces import Face, acting, observed
@@ -140,7 +139,6 @@ async def test_a_cancelled_start_leaves_nothing(method: str, gate: Gate) -> None
     [
         (lambda: None, "returned None; it must return an env"),
         (lambda: CountingEnv, "returned the class CountingEnv; it must return an env"),
-        (lambda: gym.make_vec("CartPole-v1", 2), "vector env"),
     ],
 )
 async def test_a_factory_that_makes_something_else(face: Face, factory: Any, words: str) -> None:

@@ -149,7 +149,6 @@ def test_gymnasium_makes_it_of_a_spec_and_of_a_registered_id() -> None:
         (([CountingEnv],), {"context": "fork", "mp_start_method": "spawn"}, TypeError, "mean the same"),
         (([CountingEnv],), {"observation_mode": "all"}, ValueError, "Invalid `observation_mode`"),
         (([failing_factory],), {}, WorkerStartError, "the factory of env 0 failed"),
-        (([lambda: gym.vector.SyncVectorEnv([CountingEnv])],), {}, WorkerStartError, "returned the vector env"),
     ],
 )
 def test_what_it_cannot_be_made_of(args: Any, options: Any, kind: type[Exception], words: str) -> None:

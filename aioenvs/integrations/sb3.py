@@ -46,7 +46,8 @@ class AioVecEnv(VecEnv):
 
     Args:
         env_fns: A callable for each env; or one, or a Gymnasium id, for all of `n_envs`.
-        n_envs: How many envs; None for as many as there are callables.
+        n_envs: How many envs; None for as many as there are callables. Of factories that return vector envs, how many
+            of these: `num_envs` is all of their envs together, and what is asked of one is asked of its vector env.
         start_method: "forkserver", "spawn" or "fork"; None for the first.
         num_processes: How many processes, or threads, host the envs; None for as many as there are cores, or envs of
             threads.
@@ -109,7 +110,7 @@ class AioVecEnv(VecEnv):
             self.envs = hosted
         first = self._vector.envs.descriptions[0]
         try:
-            super().__init__(len(factories), first.observation_space, first.action_space)
+            super().__init__(self._vector.envs.num_envs, first.observation_space, first.action_space)
         except BaseException:
             self.close()
             raise
@@ -282,10 +283,11 @@ class AioVecEnv(VecEnv):
 
     def _perform(self, command: str, call: Call, indices: Indices) -> list[Any]:
         """Ask the same of some envs; the list of what each answered."""
-        vector, envs = self._free(command), self._chosen(indices)
-        calls = dict.fromkeys(envs, call)
+        vector = self._free(command)
+        hosts = [vector.envs.parts.host_of(env) for env in self._chosen(indices)]
+        calls = dict.fromkeys(hosts, call)
         answers = dict(zip(calls, vector.run(vector.envs.perform(calls, command)), strict=True)) if calls else {}
-        return [answers[env] for env in envs]
+        return [answers[host] for host in hosts]
 
     def _chosen(self, indices: Indices) -> list[int]:
         """The envs that these indices mean, as those of a list would.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -140,29 +140,35 @@ def composites(
 
     Args:
         specs: The "observation" and the "action": spaces by key, or those of several agents as `Alike`; "reward" and
-            "done" where they are not those of a single agent; and "counts", how many agents there are below which name.
+            "done" where they are not those of a single agent; "counts", how many agents there are below which name; and
+            the "batch_size" of an env that has one of its own, which all of these begin with.
         device: The device of the specs.
         one_hot: See `leaf_spec`; of actions alone.
     """
-    counts = specs.get("counts", {})
+    counts, size = specs.get("counts", {}), specs.get("batch_size", ())
     flags = {(name,): Numbers("|b1", (1,)) for name in ("done", "terminated", "truncated")}
     outputs = {
         "observation": specs["observation"],
         "reward": specs.get("reward", {("reward",): Numbers("<f4", (1,))}),
         "done": specs.get("done", flags),
     }
-    return (
-        Composite({f"full_{kind}_spec": _nested(found, counts, device, False) for kind, found in outputs.items()}),
-        Composite(full_action_spec=_nested(specs["action"], counts, device, one_hot), full_state_spec=Composite()),
-    )
+    inputs = {"action": specs["action"], "state": {}}
+    found: list[Composite] = []
+    for side in (outputs, inputs):
+        full = {
+            f"full_{kind}_spec": _nested(spaces, counts, size, device, one_hot and kind == "action")
+            for kind, spaces in side.items()
+        }
+        found.append(Composite(full, shape=size))
+    return found[0], found[1]
 
 
 def _nested(
-    spaces: Mapping[Key, Any], counts: Mapping[str, int], device: DeviceLike | None, one_hot: bool
+    spaces: Mapping[Key, Any], counts: Mapping[str, int], size: Sequence[int], device: DeviceLike | None, one_hot: bool
 ) -> Composite:
     """The specs of values by key, where what is below some names has so many rows."""
     names = dict.fromkeys(key[0] for key in spaces if key[0] in counts)
-    nested = Composite({name: Composite(shape=(counts[name],)) for name in names})
+    nested = Composite({name: Composite(shape=(counts[name],)) for name in names}, shape=size)
     for key, space in spaces.items():
         nested[key] = _spec_of(space, device, one_hot)
     return nested

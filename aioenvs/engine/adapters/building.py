@@ -11,6 +11,7 @@ from aioenvs.engine.adapters.agents import has_agents, refuse_turns
 from aioenvs.engine.adapters.base import EnvAdapter, Handling
 from aioenvs.engine.adapters.gymnasium import CoroutineAdapter, GymAdapter, has_coroutines, refuse_coroutines
 from aioenvs.engine.adapters.pettingzoo import PettingZooAdapter
+from aioenvs.engine.adapters.vector import VectorAdapter, is_vector_env
 from aioenvs.errors import SpecMismatchError, describe_envs, shown
 
 __all__ = ["adapt", "build", "refuse_shared"]
@@ -75,10 +76,8 @@ def adapt(env: Any, env_index: int, handling: Handling) -> EnvAdapter:
         refuse_coroutines(env, env_index)
         adapter: EnvAdapter = importlib.import_module("aioenvs.envs.unwrapping").adapted(env, env_index, handling)
         return adapter
-    if hasattr(env, "num_envs") and hasattr(env, "single_observation_space"):
-        raise TypeError(
-            f"the factory of env {env_index} returned the vector env {shown(env)}; it must return a single env"
-        )
+    if is_vector_env(env):
+        return VectorAdapter(env, env_index, generators=handling.generators, rules=handling.rules)
     if has_agents(env):
         refuse_turns(env, f"env {env_index}")
         if has_coroutines(env):

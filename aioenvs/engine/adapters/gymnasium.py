@@ -45,6 +45,7 @@ from aioenvs.engine.worker.random_streams import Generators, NumpyStream, TrialS
 from aioenvs.errors import SpecMismatchError, reset_needed, shown
 
 __all__ = [
+    "ACTION",
     "DONE_KEYS",
     "MAX_DEPTH",
     "METHODS",
@@ -55,6 +56,7 @@ __all__ = [
     "check_ends",
     "endless_info",
     "has_coroutines",
+    "refuse_collisions",
     "refuse_coroutines",
     "refuse_generators",
 ]
@@ -429,7 +431,7 @@ def _describe(env: Any, who: str, reward: str) -> EnvMetadata:
     observation = flatten(env.observation_space, observation_key(env.observation_space))
     action = flatten(env.action_space, ACTION)
     outcome = [Leaf(REWARD_KEY, reward, (1,)), *(Leaf(key, "|b1", (1,)) for key in DONE_KEYS)]
-    _refuse_collisions(who, observation, [leaf.key for leaf in outcome])
+    refuse_collisions(who, observation, [leaf.key for leaf in outcome])
     fixed = tuple(leaf.leaf for leaf in observation if leaf.leaf is not None)
     loose = dict.fromkeys(leaf.key for leaf in observation if leaf.leaf is None)
     return EnvMetadata(
@@ -449,7 +451,8 @@ def _describe(env: Any, who: str, reward: str) -> EnvMetadata:
     )
 
 
-def _refuse_collisions(who: str, observation: list[SpaceLeaf], outcome: list[Key]) -> None:
+def refuse_collisions(who: str, observation: list[SpaceLeaf], outcome: list[Key]) -> None:
+    """Refuse an observation under a key that is something else's, or around it: SpecMismatchError."""
     taken: list[Key] = [ACTION, ("next",), ("_reset",), ("_step",), ("env_index",), *outcome]
     key = find_collision([leaf.key for leaf in observation], taken)
     if key is not None:

@@ -323,7 +323,7 @@ def reader(space: Any, key: Key, arrays: Arrays, objects: Objects, row: int, *, 
     array = arrays.get(key)
     if array is None:
         return lambda: objects[key]
-    if _kind(space) == "Discrete" or (scalars and array.ndim == 1):
+    if array.ndim == 1 and (scalars or _kind(space) == "Discrete"):
         return functools.partial(array.__getitem__, row)  # no call of Python's
     source = array[row, ...]
     return source.copy

@@ -158,7 +158,7 @@ class _PartInputs:
                     kept.append(key)
                 else:
                     loose[key] = value
-        loose.update(masks)
+        loose.update((key, mask.numpy()) for key, mask in masks.items())  # envs without torch read them, too
         return {
             envs[row]: ResetArguments({}, tuple(kept), {key: value[row] for key, value in loose.items()})
             for row in self._batch.asked(rows)

@@ -129,7 +129,8 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
 
     Args:
         env_fns: A callable for each env; or one, a Gymnasium id or an `EnvSpec` for all of `num_envs`.
-        num_envs: How many envs; None for as many as there are callables.
+        num_envs: How many envs; None for as many as there are callables. Of factories that return vector envs, how many
+            of these: the attribute `num_envs` is all of their envs together, which are counted through.
         shared_memory: Accepted and without effect: what has a fixed shape always travels that way.
         copy: Whether observations have arrays of their own; else those that were returned before are used again.
         context: The same as `mp_start_method`, by Gymnasium's name.
@@ -191,12 +192,11 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
         self.observation_mode = observation_mode
         self.copy = copy
         factories = one_each(env_fns, num_envs, "num_envs")
-        self.num_envs = len(factories)
         check_concurrency(max_concurrency)
         if max_concurrency is not None and num_processes is None and backend != "serial":
-            num_processes = min(self.num_envs, max_concurrency)
+            num_processes = min(len(factories), max_concurrency)
         config = BatchConfig.of(
-            self.num_envs,
+            len(factories),
             factories,
             create_env_kwargs=None,
             num_processes=num_processes,
@@ -220,6 +220,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
             copy=copy,
             batches_infos=True,
         )
+        self.num_envs = self._vector.envs.num_envs
         if (hosted := self._vector.hosted) is not None:
             self.envs = hosted
         try:
@@ -389,7 +390,7 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
                 f"Trying to call function `{name}` with `call`, use `{name}` directly instead: it would reach the envs "
                 "behind the back of what steps them"
             )
-        calls = dict.fromkeys(range(self.num_envs), Call("apply", "", (ask, name, *args), kwargs))
+        calls = dict.fromkeys(range(vector.envs.parts.num_hosted), Call("apply", "", (ask, name, *args), kwargs))
         vector.begin(vector.envs.begin_calls(calls, "call"))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -412,11 +413,12 @@ class AioVectorEnv(VectorEnv[Any, Any, Any]):
             PendingCallError: If another command is under way.
         """
         vector = self._free("set_attr")
-        each = values if isinstance(values, list | tuple) else [values] * self.num_envs
-        if len(each) != self.num_envs:
+        count = vector.envs.parts.num_hosted
+        each = values if isinstance(values, list | tuple) else [values] * count
+        if len(each) != count:
             raise ValueError(
                 "Values must be a list or tuple with length equal to the number of environments. Got "
-                f"`{len(each)}` values for {self.num_envs} environments, to set {name!r} in."
+                f"`{len(each)}` values for {count} environments, to set {name!r} in."
             )
         calls = {env: Call("apply", "", (assign, name, value)) for env, value in enumerate(each)}
         vector.run(vector.envs.perform(calls, "set_attr"))

@@ -24,6 +24,7 @@ from aioenvs.engine.adapters.spaces import (
 from aioenvs.engine.layout import NEXT, Arrays, Key
 from aioenvs.engine.rows import FamilyRows, Values
 from aioenvs.errors import SpecMismatchError, shown
+from aioenvs.integrations.vectors.parts import Parts
 
 __all__ = ["ActionBatch", "ActionTypeError", "Inputs", "ObservationBatch", "batch_infos"]
 
@@ -39,13 +40,14 @@ class ObservationBatch:
     Args:
         space: The observation space of one env.
         rows: The rows of all envs.
+        parts: What these consist of.
         copy: Whether each batch has arrays of its own, rather than those of the one before.
     """
 
-    def __init__(self, space: Any, rows: FamilyRows, *, copy: bool) -> None:
+    def __init__(self, space: Any, rows: FamilyRows, parts: Parts, *, copy: bool) -> None:
         key = observation_key(space)
-        self._space, self._key = space, key
-        self._next = rows.halves[0][NEXT]
+        self._space, self._key, self._parts = space, key, parts
+        self._next = parts.flat_arrays(rows.halves[0][NEXT])
         leaves = flatten(space, key)
         self._keys = [leaf.key for leaf in leaves]
         self._has_loose = any(leaf.leaf is None for leaf in leaves)
@@ -55,6 +57,7 @@ class ObservationBatch:
 
     def batch(self, values: Values) -> Any:
         """The batch, in the structure of Gymnasium's batched space: tuples of what has no fixed shape."""
+        values = self._parts.flat_arrays(values)
         if self._kept is not None:
             for key, kept in self._kept.items():
                 kept[...] = values[key]
@@ -65,6 +68,7 @@ class ObservationBatch:
 
     def one(self, values: Values, env: int) -> Any:
         """The observation of one env in a batch."""
+        values = self._parts.flat_arrays(values)
         return _assembled(self._space, self._key, lambda key: _own(values[key][env]))
 
     def final(self, env: int, objects: Objects) -> Any:
@@ -113,17 +117,17 @@ class ActionBatch:
     Args:
         space: The action space of one env.
         arrays: The rows for the input of all envs.
-        num_envs: How many there are.
+        parts: What these consist of.
         by_env: Whether a sequence with the action of each env will do, too, where the space is a Dict or Tuple; what
             could be either is that.
     """
 
-    def __init__(self, space: Any, arrays: Arrays, num_envs: int, *, by_env: bool = False) -> None:
-        self._num_envs = num_envs
+    def __init__(self, space: Any, arrays: Arrays, parts: Parts, *, by_env: bool = False) -> None:
+        self._num_envs, self._parts = parts.count, parts
         self._has_form = _form(space)
         self._by_env = by_env and children(space) is not None
         self._leaves: list[tuple[Key, tuple[Any, ...], _ActionForm | None]] = []
-        self._add(space, ACTION, (), arrays)
+        self._add(space, ACTION, (), parts.flat_arrays(arrays))
         self._plain = self._leaves[0][2] if children(space) is None else None
 
     def _add(self, space: Any, key: Key, path: tuple[Any, ...], arrays: Arrays) -> None:
@@ -189,9 +193,10 @@ class ActionBatch:
 
     def values(self, inputs: Inputs) -> Values:
         """Checked actions, as rows take them."""
+        of_hosted = self._parts.of_hosted
         if self._plain is not None:
-            return {ACTION: inputs[0]}
-        return {key: values for (key, _, _), values in zip(self._leaves, inputs, strict=True)}
+            return {ACTION: of_hosted(inputs[0])}
+        return {key: of_hosted(values) for (key, _, _), values in zip(self._leaves, inputs, strict=True)}
 
 
 def _member(value: Any, path: tuple[Any, ...]) -> Any:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from aioenvs.engine.adapters.base import INFO, Call, GymRules, ResetArguments
 from aioenvs.engine.adapters.gymnasium import DONE_KEYS, REWARD_KEY
+from aioenvs.engine.adapters.vector import VectorReset
 from aioenvs.engine.config import BatchConfig
-from aioenvs.engine.layout import IN_NEXT, IN_ROOT, INPUT, LATEST, NEXT, STATUS
+from aioenvs.engine.layout import IN_NEXT, IN_ROOT, INPUT, LATEST, NEXT, ROOT, STATUS
 from aioenvs.engine.pools.backends import make_pool
 from aioenvs.engine.pools.pool import Pool
 from aioenvs.engine.pools.requests import Lease, Selection
@@ -27,12 +28,13 @@ from aioenvs.engine.worker.env_host import Outcome
 from aioenvs.errors import ResetNeededError, SpecMismatchError, WorkerTimeoutError, describe_envs, shown
 from aioenvs.integrations.vectors.batches import ActionBatch, Inputs, ObservationBatch
 from aioenvs.integrations.vectors.inside import Description, describe
+from aioenvs.integrations.vectors.parts import Parts
 
 __all__ = ["AsyncVector", "Autoreset", "Pending", "Vector", "VectorResets", "VectorSteps", "one_each"]
 
 
 T = TypeVar("T")
-MEMORY = ("_rows", "_observations", "_done", "_where")  # what looks into the block
+MEMORY = ("_rows", "_observations", "_done", "_root_done", "_where")  # what looks into the block
 FLAT_KEYS = (REWARD_KEY, *DONE_KEYS[1:])
 
 
@@ -137,13 +139,18 @@ class AsyncVector:
         )
         self._config = replace(config, rules=rules)
         self.autoreset = autoreset
-        self.num_envs = len(config.factories)
+        self.parts = Parts(len(config.factories))  # until the envs have said what they are
         self._copy = copy
         self._by_env = by_env
         self.pool: Pool = make_pool(self._config, yields=yields)
         self.descriptions: list[Description] = []
-        # Envs that began anew after a loss, which the next step is to say, and the info of that.
-        self._renewed: dict[int, dict[str, Any]] = {}
+        # Hosted envs that began anew after a loss, which the next step is to say, and the infos of that.
+        self._renewed: dict[int, dict[int, dict[str, Any]]] = {}
+
+    @property
+    def num_envs(self) -> int:
+        """How many envs the batch consists of: of vector envs, all of theirs."""
+        return self.parts.count
 
     # -- life -------------------------------------------------------------------------------------------
 
@@ -156,16 +163,18 @@ class AsyncVector:
         """
         try:
             await self.pool.start()
+            self.parts = Parts.of(self.pool.metadata)
             self._check_structure()
+            self._check_autoreset()
             self.descriptions = await self.perform(
-                dict.fromkeys(range(self.num_envs), Call("apply", "", (describe,))), "describe"
+                dict.fromkeys(range(self.parts.num_hosted), Call("apply", "", (describe,))), "describe"
             )
             first, arrays = self.descriptions[0], self.pool.arrays[0]
             own = FamilyRows(self.pool.families[0], arrays, self.pool.buffers[0], flags=frozenset(DONE_KEYS))
-            self._rows = Rows(range(self.num_envs), [own])
-            self._observations = ObservationBatch(first.observation_space, own, copy=self._copy)
-            self._actions = ActionBatch(first.action_space, arrays[INPUT], self.num_envs, by_env=self._by_env)
-            self._done = arrays[NEXT][DONE_KEYS[0]][:, 0]
+            self._rows = Rows(range(self.parts.num_hosted), [own])
+            self._observations = ObservationBatch(first.observation_space, own, self.parts, copy=self._copy)
+            self._actions = ActionBatch(first.action_space, arrays[INPUT], self.parts, by_env=self._by_env)
+            self._done, self._root_done = (arrays[region][DONE_KEYS[0]][..., 0] for region in (NEXT, ROOT))
             self._where = arrays[STATUS][LATEST]
         except BaseException:
             await self.pool.close()
@@ -197,6 +206,22 @@ class AsyncVector:
                 f"{what}: all envs of a batch must have spaces of one structure, shape and dtype; env 0 has "
                 f"{shown(one.specs)}, and env {env} has {shown(other.specs)}"
             )
+
+    def _check_autoreset(self) -> None:
+        """Refuse vector envs that cannot treat what is over as it is to be treated."""
+        for env, metadata in enumerate(self.pool.metadata if self.parts.size else ()):
+            mode, by_mask = metadata.specs["autoreset"]
+            fits = {
+                Autoreset.NEXT_STEP: mode is VectorReset.NEXT_STEP,
+                Autoreset.SAME_STEP: by_mask or mode is VectorReset.SAME_STEP,
+                Autoreset.DISABLED: by_mask and mode is not VectorReset.SAME_STEP,
+            }
+            if not fits[self.autoreset]:
+                raise SpecMismatchError(
+                    f"env {env} ({metadata.name}) is a vector env with autoreset_mode={mode.name}"
+                    f"{'' if by_mask else ', which knows no reset_mask'}; expected one whose episodes can be treated "
+                    f"with {self.autoreset.name}: make it with that mode"
+                )
 
     async def close(self, timeout: float | None = None) -> None:
         """Close all envs and end the workers, whatever state they are in. Cancelling it kills the workers at once.
@@ -288,7 +313,7 @@ class AsyncVector:
             known = self._rows.latest() if pool.restarts else None
             rows = None
             if self._renewed:  # which have begun anew already
-                rows = np.array([env for env in range(self.num_envs) if env not in self._renewed], np.intp)
+                rows = np.array([env for env in range(self.parts.num_hosted) if env not in self._renewed], np.intp)
                 request.narrow(pool.select(rows.tolist()))
             outcome = Outcome()
             if rows is None or len(rows):
@@ -297,7 +322,12 @@ class AsyncVector:
             return self._stepped(rows, outcome, known)
 
     def _refuse_finished(self) -> None:
-        over = self._done & (self._where == IN_NEXT)
+        in_next = self._where == IN_NEXT
+        over = (
+            np.where(in_next[:, None], self._done, self._root_done).reshape(-1)
+            if self.parts.size
+            else self._done & in_next
+        )
         if over.any():
             envs = np.flatnonzero(over).tolist()
             raise ResetNeededError(
@@ -309,45 +339,64 @@ class AsyncVector:
         same_step, lost = self.autoreset is Autoreset.SAME_STEP, sorted(outcome.lost)
         infos, final_infos, last = self._take(outcome)
         if lost and self.autoreset is Autoreset.NEXT_STEP:
-            self._renewed |= {env: infos.pop(env, {}) for env in lost}
+            for env in lost:
+                members = self.parts.members(env)
+                self._renewed[env] = {part: infos.pop(part) for part in members if part in infos}
         following, roots = self._rows.step(rows, outcome, known, maybe_reset=same_step)
         outcome.raise_failure()
         values = following[0]
         rewards, terminated, truncated = (values[key].reshape(self.num_envs) for key in FLAT_KEYS)
         if rows is not None:
-            infos |= {
-                env: info for env in sorted(self._renewed.keys() - outcome.lost) if (info := self._renewed.pop(env))
-            }
+            for env in sorted(self._renewed.keys() - outcome.lost):
+                infos |= self._renewed.pop(env)
         finals: dict[int, Any] = {}
         if same_step and (outcome.finished or lost):
+            over = terminated | truncated
             for env in np.flatnonzero(self._where == IN_ROOT).tolist():
                 is_lost = env in outcome.lost
-                finals[env] = (
-                    self._observations.one(values, env) if is_lost else self._observations.final(env, last.get(env, {}))
-                )
+                for part in self.parts.members(env):
+                    if over[part]:
+                        finals[part] = (
+                            self._observations.one(values, part)
+                            if is_lost
+                            else self._observations.final(part, last.get(env, {}))
+                        )
         observations = self._observations.batch(values if roots is None else roots[0])
         return VectorSteps(observations, rewards, terminated, truncated, infos, finals, final_infos)
 
-    @staticmethod
-    def _take(outcome: Outcome) -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
-        """Take the infos out of a step, those of the steps before a reset, and tell the other objects of these."""
-        infos, final_infos, last = {}, {}, {}
+    def _take(self, outcome: Outcome) -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
+        """Take the infos out of a step, those of the steps before a reset, and tell the other objects of these.
+
+        The infos are those of each part, the others those of each hosted env.
+        """
+        infos, before_reset, last = {}, {}, {}
         for env, regions in outcome.objects.items():
             *before, latest = regions.values()
             for objects in before:
                 if info := objects.pop(INFO, None):
-                    final_infos[env] = info
+                    before_reset[env] = info
                 last[env] = objects
             if info := latest.pop(INFO, None):
                 infos[env] = info
-        return infos, final_infos, last
+        parts = self.parts
+        if not parts.size:
+            return infos, before_reset, last
+        of_parts = parts.infos({env: info for env, info in infos.items() if env not in last})
+        of_ends: dict[int, Any] = {}
+        for env in last:
+            own, ends = parts.ended(env, before_reset.get(env, {}), infos.get(env, {}), self._done[env])
+            of_parts |= own
+            of_ends |= ends
+        return of_parts, of_ends, last
 
     def begin_reset(
         self, arguments: Mapping[int, Mapping[str, Any]], envs: Sequence[int] | None = None
     ) -> Pending[VectorResets]:
         """A reset, which is begun when it is set off or finished; see `reset`."""
-        chosen = self.pool.everything if envs is None else self.pool.select(envs)
-        return Pending("reset", chosen, self._reset(chosen, arguments))
+        own = self.parts.reset_arguments(arguments)
+        hosted = None if envs is None else sorted({self.parts.host_of(env) for env in envs})
+        chosen = self.pool.everything if hosted is None else self.pool.select(hosted)
+        return Pending("reset", chosen, self._reset(chosen, own))
 
     async def reset(
         self, arguments: Mapping[int, Mapping[str, Any]], envs: Sequence[int] | None = None
@@ -363,9 +412,9 @@ class AsyncVector:
         """
         return await self.finish(self.begin_reset(arguments, envs))
 
-    async def _reset(self, chosen: Selection, arguments: Mapping[int, Mapping[str, Any]]) -> VectorResets:
+    async def _reset(self, chosen: Selection, arguments: Mapping[int, ResetArguments]) -> VectorResets:
         async with Request(self.pool, chosen, "reset", replacing=True) as request:
-            outcome = await request.reset({env: ResetArguments(own) for env, own in arguments.items()})
+            outcome = await request.reset(arguments)
             infos, _, _ = self._take(outcome)
             self._rows.note_reset(outcome)
             for env in self._renewed.keys() & chosen.envs:

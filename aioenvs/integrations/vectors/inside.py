@@ -34,9 +34,13 @@ def make_wrapped(spec: Any, wrappers: Sequence[Callable[[Any], Any]], **kwargs: 
 
 
 def describe(env: Any) -> Description:
-    """Return the description of the env."""
+    """Return the description of the env, or of one of those that a vector env consists of."""
     metadata, mode = getattr(env, "metadata", None), getattr(env, "render_mode", None)
-    return Description(env.observation_space, env.action_space, dict(metadata or {}), mode)
+    observation, action = (
+        getattr(env, f"single_{kind}_space", None) or getattr(env, f"{kind}_space")
+        for kind in ("observation", "action")
+    )
+    return Description(observation, action, dict(metadata or {}), mode)
 
 
 def ask(env: Any, name: str, *args: Any, **kwargs: Any) -> Any:
