@@ -119,11 +119,8 @@ def make_gymnasium(env_id: str) -> gym.Env:
 
 
 def make_vector(env_id: str, num_envs: int) -> gym.vector.VectorEnv:
-    """Make a vector env from Gymnasium's vector entry point, whose finished episodes begin anew within the step."""
-    mode = gym.vector.AutoresetMode.SAME_STEP
-    if env_id == "CartPole-v1":  # whose entry point knows no modes: its steps after the end of an episode are resets
-        return gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point")
-    return gym.make_vec(env_id, num_envs, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
+    """Make the vector env of Gymnasium's vector entry point."""
+    return gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point")
 
 
 def make_envpool(env_id: str, num_envs: int) -> gym.vector.VectorEnv:
@@ -149,6 +146,7 @@ class Workload:
         requires: Modules that it needs, besides Gymnasium.
         first_ready: Whether systems that can may go on with those envs that are ready first.
         waits: Whether envs wait instead of computing.
+        takes_masks: Whether a vector env can be told to reset some of its envs.
         ideal: What a system without any costs would reach.
         num_envs, num_processes: What is sensible here, where the command line does not say; each number of envs is
             measured.
@@ -162,6 +160,7 @@ class Workload:
     requires: Sequence[str] = ()
     first_ready: bool = False
     waits: bool = False
+    takes_masks: bool = True
     ideal: Ideal | None = None
     num_envs: Sequence[int] = (32,)
     num_processes: int | None = None
@@ -243,11 +242,12 @@ WORKLOADS = {
             "Gymnasium's own vector CartPole",
             functools.partial(make_vector, "CartPole-v1"),
             kind="vector",
+            takes_masks=False,
             num_envs=VECTOR_SIZES,
         ),
         Workload(
             "vector-envpool",
-            "EnvPool's CartPole",
+            "EnvPool's CartPole; finished episodes are reset by one more call, but not by hand",
             functools.partial(make_envpool, "CartPole-v1"),
             kind="vector",
             requires=("envpool",),

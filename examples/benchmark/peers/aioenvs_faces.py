@@ -72,7 +72,10 @@ class FirstReadyDriver(CoroutineDriver):
 
 
 class VectorEnvDriver(CoroutineDriver):
-    """Steps vector envs that make up the number of envs together; each is one env of the batch."""
+    """Steps vector envs that make up the number of envs together; each is one env of the batch.
+
+    Those that cannot be told to reset single envs take plain steps, as by hand.
+    """
 
     def __init__(self, job: Job, num_workers: int, face: Any = aioenvs.AsyncParallelEnv) -> None:
         LoopDriver.__init__(self)
@@ -82,11 +85,16 @@ class VectorEnvDriver(CoroutineDriver):
         batch = (num_workers, size)
         self._actions = [actions.unflatten(0, batch) for actions in action_tensors(job)]
         self._count, self._num_envs = 0, job.num_envs
+        self._is_told = job.workload.takes_masks
         self._env = face(num_workers, functools.partial(job.workload.make, size))
         self._td = self._runner.run(self._env.reset())
 
     async def _step(self) -> int:
-        await super()._step()
+        self._td.set("action", self._next_actions())
+        if self._is_told:
+            _, self._td = await self._env.step_and_maybe_reset(self._td)
+        else:
+            self._td = aioenvs.step_mdp(await self._env.step(self._td))
         return self._num_envs
 
 
