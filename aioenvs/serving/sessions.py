@@ -203,7 +203,8 @@ class Session:
             if self._seed is not None and data.get("seed") is None:
                 data = {**data, "seed": self._seed}
             self._seed = None
-        async with asyncio.timeout(self._owner.step_seconds), self.turn:
+        limit = self._owner.step_seconds
+        async with contextlib.nullcontext() if limit is None else asyncio.timeout(limit), self.turn:
             return await self._owner.batch.ask(self.env, self.number, command, data, form)
 
     async def peek(self, command: str, form: str | None = None) -> Answer:

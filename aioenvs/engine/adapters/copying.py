@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,17 @@ from typing import Any, NoReturn, overload
 import cloudpickle
 import numpy as np
 
-__all__ = ["UnsendableError", "Withheld", "arguments", "copied", "is_shared", "received", "received_dict", "reducer_of"]
+__all__ = [
+    "UnsendableError",
+    "Withheld",
+    "arguments",
+    "copied",
+    "is_shared",
+    "packed",
+    "received",
+    "received_dict",
+    "reducer_of",
+]
 
 
 # Of these `multiprocessing` knows less than cloudpickle does, and nothing of them is shared.
@@ -56,6 +67,8 @@ def _in_shared_memory(thing: Any) -> bool:
 
 
 OPAQUE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # what deepcopy does not look into
+CONTAINERS = frozenset((dict, list, tuple))
+OWN_TUPLES = frozenset(("aioenvs.engine.adapters.base", "aioenvs.serving.hosting.hosted"))  # where named ones are
 IMMUTABLE = frozenset((bool, int, float, complex, str, bytes, type(None), np.bool_))
 
 
@@ -95,11 +108,56 @@ def received(value: Any, *, keeps_graph: bool = False) -> Any:
     >>> own["lock"] is lock, own["names"] is names
     (True, False)
     """
+    try:
+        return _rebuilt(value, set())
+    except _NotPlainError:
+        pass
 
     def attempt(part: Any) -> Any:
         return copied(part, keeps_graph=keeps_graph)
 
     return _pieces(value, attempt, {})
+
+
+def packed(value: Any) -> bytes:
+    """Return a value as a pickle, by value whatever is defined in the main module; quickly where nothing can be.
+
+    Raises:
+        Exception: Whatever comes of pickling an object that cannot be pickled.
+    """
+    try:
+        _rebuilt(value, set())
+    except _NotPlainError:
+        data: bytes = cloudpickle.dumps(value)
+        return data
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+class _NotPlainError(Exception):
+    """A value is not made of numbers, texts and arrays alone."""
+
+
+def _rebuilt(value: Any, seen: set[int]) -> Any:
+    """A copy of a value that is made of numbers, texts and arrays, in containers of which none is there twice.
+
+    Raises:
+        _NotPlainError: If it is not.
+    """
+    kind = type(value)
+    if kind in IMMUTABLE:
+        return value
+    if kind is np.ndarray and not value.dtype.hasobject:
+        return value.copy()
+    if id(value) in seen or not (kind in CONTAINERS or (issubclass(kind, tuple) and kind.__module__ in OWN_TUPLES)):
+        raise _NotPlainError
+    if value:
+        seen.add(id(value))
+    if kind is dict:
+        return {_rebuilt(key, seen): _rebuilt(each, seen) for key, each in value.items()}
+    if kind is list:
+        return [_rebuilt(each, seen) for each in value]
+    each = [_rebuilt(part, seen) for part in value]
+    return tuple(each) if kind is tuple else kind(*each)
 
 
 def arguments(kwargs: Mapping[str, Any], *, keeps_graph: bool = False) -> dict[str, Any]:

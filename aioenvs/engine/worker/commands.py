@@ -16,6 +16,7 @@ import cloudpickle
 
 from aioenvs.engine.adapters.base import PLAIN_RULES, GymRules, Handling
 from aioenvs.engine.adapters.building import refuse_shared
+from aioenvs.engine.adapters.copying import packed
 from aioenvs.engine.failure import capture, captured_start, summary
 from aioenvs.engine.layout import interned
 from aioenvs.engine.protocol import MAX_BODY, STEPS, Frame, Opcode
@@ -210,7 +211,7 @@ class Worker:
         handling = Handling(
             by_reference=options.by_reference,
             generators=Generators.OWNED if alone else Generators.SEEDED,
-            answer=cloudpickle.dumps,  # each for itself, so that what one env answered is no reason to lose the others'
+            answer=packed,  # each for itself, so that what one env answered is no reason to lose the others'
             rules=options.rules,
         )
         self.host = EnvHost(handling=handling)
