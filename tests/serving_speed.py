@@ -1,7 +1,7 @@
 """Measures `aioenvs serve` beside OpenEnv's own server: python tests/serving_speed.py [--clients 32] [--seconds 5].
 
 Both servers and all clients run on this machine, one pair after the other and several times over; medians are told.
-Needs openenv-core.
+Needs openenv-core, of which the clients are coroutines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -53,22 +52,27 @@ def server(kind: str, envs: int) -> Iterator[str]:
         process.wait(30)
 
 
-def play(url: str, seconds: float, start: threading.Barrier, latencies: list[float], starts: list[float]) -> None:
+async def play_openenv(url: str, clients: int, seconds: float, latencies: list[float], starts: list[float]) -> None:
     from openenv.core import GenericEnvClient
 
-    began = time.perf_counter()
-    with GenericEnvClient(base_url=url) as client:
-        client.reset(seed=1)
-        starts.append(time.perf_counter() - began)
-        start.wait()
-        until, done, action = time.perf_counter() + seconds, False, 0
-        while (now := time.perf_counter()) < until:
-            if done:
-                client.reset()
-                now = time.perf_counter()
-            action = 1 - action
-            done = client.step({"action": action}).done
-            latencies.append(time.perf_counter() - now)
+    start = asyncio.Barrier(clients)
+
+    async def one() -> None:
+        began = time.perf_counter()
+        async with GenericEnvClient(base_url=url) as client:
+            await client.reset(seed=1)
+            starts.append(time.perf_counter() - began)
+            await start.wait()
+            until, done, action = time.perf_counter() + seconds, False, 0
+            while (now := time.perf_counter()) < until:
+                if done:
+                    await client.reset()
+                    now = time.perf_counter()
+                action = 1 - action
+                done = (await client.step({"action": action})).done
+                latencies.append(time.perf_counter() - now)
+
+    await asyncio.gather(*(one() for _ in range(clients)))
 
 
 async def play_remotely(url: str, clients: int, seconds: float, latencies: list[float], starts: list[float]) -> None:
@@ -99,17 +103,8 @@ def measure(pair: str, clients: int, seconds: float) -> tuple[float, float, floa
     latencies: list[float] = []
     starts: list[float] = []
     with server("openenv" if pair == "openenv" else "aioenvs", clients) as url:
-        if pair == "remote":
-            asyncio.run(play_remotely(url, clients, seconds, latencies, starts))
-        else:
-            barrier = threading.Barrier(clients)
-            threads = [
-                threading.Thread(target=play, args=(url, seconds, barrier, latencies, starts)) for _ in range(clients)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        play = play_remotely if pair == "remote" else play_openenv
+        asyncio.run(play(url, clients, seconds, latencies, starts))
     ordered = sorted(latencies)
     return len(ordered) / seconds, 1000 * ordered[int(0.99 * len(ordered))], 1000 * statistics.median(starts)
 
