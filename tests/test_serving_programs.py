@@ -102,13 +102,12 @@ async def test_a_stop_under_load_closes_sessions_and_ends_in_time() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # of its client
 def test_openenvs_client_plays_cartpole() -> None:
     core = pytest.importorskip("openenv.core")
     reference = gym.make("CartPole-v1")
     with (
         serve("CartPole-v1", "--num-envs", "2", "--num-processes", "1") as (address, _),
-        core.GenericEnvClient(base_url=f"http://{address}") as client,
+        core.GenericEnvClient(base_url=f"http://{address}").sync() as client,
     ):
         for seed in range(100):
             result = client.reset(seed=seed)
@@ -144,6 +143,18 @@ async def test_remote_envs_play_on_openenvs_server() -> None:
         await env.close()
 
 
+# As root it needs no sandbox; and nothing of its own that asks for hosts elsewhere.
+CHROMIUM = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
 @pytest.mark.slow
 def test_the_page_in_a_browser() -> None:
     sync_api = pytest.importorskip("playwright.sync_api")
@@ -155,7 +166,7 @@ def test_the_page_in_a_browser() -> None:
         address, _ = stack.enter_context(serve("serving_envs:Drawn", *options))
         player = stack.enter_context(playing(address))
         browser = stack.enter_context(sync_api.sync_playwright()).chromium.launch(
-            executable_path=chromium, args=["--no-sandbox"]
+            executable_path=chromium, args=CHROMIUM
         )
         page = browser.new_page(bypass_csp=True)  # for what the test itself evaluates
         problems: list[str] = []
