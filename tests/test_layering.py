@@ -225,6 +225,20 @@ def test_no_module_is_longer_than_600_lines() -> None:
     assert {module: length for module, length in lengths.items() if length > 600} == {}
 
 
+def test_docstrings_begin_with_their_subject_or_their_verb() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    guessed = [
+        f"{path.relative_to(PACKAGE)}: {line}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, kinds)
+        for line in [(ast.get_docstring(node) or "").partition("\n")[0]]
+        if line.startswith(("What ", "The same ", "Whether it "))
+    ]
+    assert guessed == []
+
+
 def test_the_engine_knows_neither_torch_nor_a_face() -> None:
     engine = [module for module in MODULES if module.startswith("aioenvs.engine")]
     foreign = [

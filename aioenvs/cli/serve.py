@@ -19,7 +19,7 @@ __all__ = ["ServeOptions", "serve"]
 
 @dataclass
 class ServeOptions:
-    """What was asked of ``aioenvs serve``."""
+    """The options of ``aioenvs serve``."""
 
     target: str
     num_envs: int = 64

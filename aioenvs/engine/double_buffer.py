@@ -32,7 +32,7 @@ class Fence(Protocol):
     """Something that is done with memory at some time, and no worker's doing."""
 
     def done(self) -> bool:
-        """Whether it is done; at once."""
+        """Whether the copy is done; at once."""
 
     def wait(self) -> None:
         """Wait until it is, in any thread, while others run."""

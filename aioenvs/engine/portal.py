@@ -93,7 +93,7 @@ class Portal(Protocol):
 
     @property
     def foreign(self) -> bool:
-        """Whether it belongs to another process, of which this is a fork."""
+        """Whether the portal belongs to another process, of which this is a fork."""
 
     @property
     def moves(self) -> bool:
@@ -123,7 +123,7 @@ class Immediate:
 
     @property
     def foreign(self) -> bool:
-        """Whether it has a loop that belongs to another process, of which this is a fork."""
+        """Whether the portal has a loop that belongs to another process, of which this is a fork."""
         return self._portal is not None and self._portal.foreign
 
     @property

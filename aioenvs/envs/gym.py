@@ -193,7 +193,7 @@ class EnvWrapper(EnvBase):
 
 
 def metadata_of(env: EnvWrapper) -> EnvMetadata:
-    """What the env in a wrapper says of itself, through its adapter."""
+    """The description of the env in a wrapper, as its adapter gives it."""
     return env._adapter.metadata
 
 

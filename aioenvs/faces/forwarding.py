@@ -100,7 +100,7 @@ class Forwarding(EnvBase):
         return True
 
     def _has_registered(self, name: str) -> bool:
-        """Whether it is a parameter, buffer or module of the batch itself."""
+        """Whether a value is a parameter, buffer or module of the batch itself."""
         return any(name in self.__dict__.get(kind, ()) for kind in REGISTERED)
 
 

@@ -29,7 +29,7 @@ class Second(NamedTuple):
 
 
 class History:
-    """What happened.
+    """Counts of events, and of steps by second.
 
     Attributes:
         totals: How often, by name.

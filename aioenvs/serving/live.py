@@ -1,4 +1,4 @@
-"""What the page shows and the metrics say: sessions, workers, and the last minutes."""
+"""The contents of the page and of the metrics: sessions, workers, and the last minutes."""
 
 from __future__ import annotations
 

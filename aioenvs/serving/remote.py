@@ -42,7 +42,7 @@ class ServerError(AioEnvsError):
 
 
 class RemoteEnv:
-    """What makes envs of a server's: each call makes one, with a connection and so a session of its own.
+    """A factory of envs that are a server's: each call makes one, with a connection and so a session of its own.
 
     Args:
         url: Of the server, such as `ws://host:8000`; `aioenvs serve`, or any that speaks the OpenEnv protocol. Of one
@@ -222,7 +222,7 @@ def _data_of(answer: Any, *, restore: bool) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _spaces(url: str, token: str | None) -> tuple[Space[Any] | None, Space[Any] | None]:
-    """What a server says of its spaces; asked once a process, as many envs may be made in it."""
+    """The spaces of a server; asked once a process, as many envs may be made in it."""
     parts = urlsplit(url)
     netloc = parts.netloc.rpartition("@")[2]
     address = urlunsplit(("https" if parts.scheme == "wss" else "http", netloc, f"{parts.path}/metadata", "", ""))

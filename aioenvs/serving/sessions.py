@@ -529,7 +529,7 @@ class Sessions:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the envs say of themselves."""
+        """The description of the envs."""
         return self.batch.about
 
     @property

@@ -360,7 +360,7 @@ class _Kept:
             self._rows.append(row if device is None else row.to(device))
 
     def _fits(self, first: TensorDictBase) -> bool:
-        """Whether it is known how much there will be to write, and worth it."""
+        """Whether the size of all that will be written is known, and writing it at once is worth it."""
         options = self._options
         may_break = options.break_when_any_done or options.break_when_all_done
         if may_break or options.return_contiguous is False or self._out is not None:

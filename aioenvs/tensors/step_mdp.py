@@ -145,7 +145,7 @@ def flat_key(key: Any) -> Key:
 
 
 def is_node(value: Any) -> bool:
-    """Whether it is a TensorDict with entries of its own, rather than a leaf."""
+    """Whether a value is a TensorDict with entries of its own, rather than a leaf."""
     return isinstance(value, TensorDictBase) and not isinstance(value, NonTensorStack)
 
 

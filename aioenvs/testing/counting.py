@@ -60,7 +60,7 @@ class EpisodicEnv(EnvBase):
         self.done_spec = Composite(done, shape=self.batch_size, device=self.device)
 
     def _observed(self) -> dict[str, Any]:
-        """What is there to be seen after a reset or a step."""
+        """The observation after a reset or a step."""
         raise NotImplementedError
 
     def _begin(self, tensordict: TensorDictBase | None) -> None:

@@ -20,7 +20,7 @@ __all__ = ["Crew"]
 
 
 class Employer(Owner, Protocol):
-    """What hosts need of their pool; see there."""
+    """A pool, as far as its hosts ask it for something; see there."""
 
     groups: tuple[tuple[int, ...], ...]
     states: EnvStates

@@ -68,7 +68,7 @@ class HostTraits:
 
 
 class Owner(Protocol):
-    """What a host tells its pool."""
+    """A pool, as far as a host reports to it."""
 
     def answered(
         self, host: Host, sequence: int, finished: int = 0, verdict: int = 0, outcome: Outcome | None = None

@@ -129,7 +129,7 @@ class Launcher:
 
     @property
     def alive(self) -> bool:
-        """Whether it still takes orders."""
+        """Whether the launcher still takes orders."""
         if self._control.fileno() < 0:
             return False
         poll = select.poll()

@@ -169,7 +169,7 @@ class Share(NamedTuple):
 
 
 class Commander(Protocol):
-    """What a request needs of its pool."""
+    """A pool, as far as a request asks it for something."""
 
     def plainly_awaited(self, request: PendingOutcome) -> bool:
         """Whether nothing but its future is to be waited for."""
@@ -294,7 +294,7 @@ Each = Sequence[tuple[Any, Share, int, int, int]]  # a host, its share, the env,
 
 
 class Stepped(Protocol):
-    """What these steps need of their pool; see there."""
+    """A pool, as far as steps of single envs ask it for something; see there."""
 
     groups: tuple[tuple[int, ...], ...]
     hosts: dict[int, Any]

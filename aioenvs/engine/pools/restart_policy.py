@@ -87,7 +87,7 @@ class Loss(NamedTuple):
 
 
 class Restarted(Protocol):
-    """What a policy needs of its pool; see there."""
+    """A pool, as far as its policy asks it for something; see there."""
 
     crew: Any
     groups: tuple[tuple[int, ...], ...]

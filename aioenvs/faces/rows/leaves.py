@@ -1,4 +1,4 @@
-"""What each input of a step must be, worked out once for the envs of a family."""
+"""The requirements of each input of a step, worked out once for the envs of a family."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Parts:
         return array.reshape(self.count, *array.shape[2:]) if self.size else array
 
     def flat_arrays(self, arrays: Arrays) -> Arrays:
-        """The same for each of some arrays."""
+        """Arrays of rows of hosted envs as arrays of rows of parts."""
         return {key: self.flat(array) for key, array in arrays.items()} if self.size else arrays
 
     def of_hosted(self, value: Any) -> Any:

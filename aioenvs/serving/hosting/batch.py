@@ -111,7 +111,7 @@ class Batch:
         return pids[index] if index < len(pids) else None
 
     def workers(self) -> list[dict[str, Any]]:
-        """What there is to say of each worker: `pid`, `envs`, `restarts`."""
+        """The state of each worker: `pid`, `envs`, `restarts`."""
         pool = self._vector.pool
         groups = pool.groups
         pids = pool.pids if len(pool.pids) == len(groups) else (None,) * len(groups)
@@ -122,7 +122,7 @@ class Batch:
 
 
 class _Turns:
-    """What is asked of the envs of one worker, all that has come meanwhile in one go.
+    """The requests to the envs of one worker, all that have come meanwhile in one go.
 
     The worker answers one go at a time, so that a caller who leaves holds none of the others up: the answer to it is
     dropped, and whatever its env is asked next is in a later one.

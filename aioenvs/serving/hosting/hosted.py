@@ -170,7 +170,7 @@ class Hosted:
 
 
 class HostedCoroutines(Hosted):
-    """The same for an env with coroutines, of which others run while it waits."""
+    """A `Hosted` env with coroutines, of which others run while it waits."""
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         """Do nothing."""

@@ -118,7 +118,7 @@ class _Cluster:
 
     @property
     def is_connected(self) -> bool:
-        """Whether it is the one that calls go to."""
+        """Whether the cluster is the one that calls go to."""
         return self._ray.is_initialized() and _connection(self._ray) == self._connection
 
 
