@@ -368,7 +368,7 @@ class Composite(SpecMapping):
         return list(zip(self.unbind(dim), parts, strict=True))
 
     def _is_kind(self, value: Any) -> bool:
-        """Whether a TensorDict has entries, and the class that it should have."""
+        """Whether a value has entries, and the class that it should have."""
         if is_structure(value):
             return self.data_cls is None or same_class(type(value), self.data_cls)
         return isinstance(value, TensorDictBase | Mapping) and not is_tensorclass(self.data_cls)

@@ -21,7 +21,7 @@ _named: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 def is_structure(value: Any) -> bool:
-    """Whether a value is a tensorclass with entries of its own, rather than non-tensor data, which is one by name only."""
+    """Whether a value is a tensorclass with entries of its own; non-tensor data is one by name only."""
     return not isinstance(value, TensorDictBase) and is_tensorclass(value) and not is_non_tensor(value)
 
 
